@@ -1,0 +1,48 @@
+# Two commands do all the set-up on a fresh machine with Python 3.11+ and make:
+#   make demo    make test
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP     = $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test test-slow check check-oracles bench clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.runtime
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+$(VENV)/.check: $(VENV)/.test
+	$(PIP) install -q -c constraints.txt -e '.[check]'
+	touch $@
+
+demo: $(VENV)/.runtime
+	$(BIN)/mmq demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/.check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check-oracles: $(VENV)/.test
+	$(PYTHON) -m venv $(VENV)-oracles
+	$(VENV)-oracles/bin/python -m pip install -q -c constraints.txt -e '.[test,oracles]'
+	$(VENV)-oracles/bin/python scripts/check_oracles.py
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/bench_convert.py
+
+clean:
+	rm -rf $(VENV) $(VENV)-oracles build *.egg-info

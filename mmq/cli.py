@@ -1,0 +1,285 @@
+"""The command line: parse, call one library function, render. Heavy imports stay in commands."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import click
+
+from mmq import __version__
+from mmq.console import Console
+from mmq.errors import EXIT_CODES, MmqError, VerdictError
+from mmq.invocation import Run, global_options, invoke
+
+if TYPE_CHECKING:
+    from mmq.convert.checkpoint import Checkpoint
+    from mmq.convert.options import ConvertOptions
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _exit_code_epilog() -> str:
+    lines = [f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items()]
+    return "\b\nExit codes:\n" + "\n".join(lines)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_exit_code_epilog(),
+)
+@click.version_option(__version__, prog_name="mmq")
+@global_options
+def cli() -> None:
+    """Convert MiniMax-M3 MXFP8 checkpoints to NVFP4, and prove what came out.
+
+    SRC is a folder, a .safetensors file, a header manifest (.json), or a built-in source:
+    minimax-m3-mxfp8, minimax-m3-mxfp8-mtp (headers of the release, to try --dry-run on).
+    """
+
+
+def target_options(command: _F) -> _F:
+    """The options that inspect shares with convert."""
+    options = (
+        click.option(
+            "--layout", type=click.Choice(["modelopt", "minimax"]), default="modelopt",
+            show_default=True, help="NVFP4 tensor names: ModelOpt's (vLLM, SGLang, TensorRT-LLM)"
+            " or MiniMax-M3.1's.",
+        ),
+        click.option(
+            "--mtp", type=click.Choice(["drop", "keep"]), default="drop", show_default=True,
+            help="Multi-token-prediction modules: drop, or keep and convert their experts.",
+        ),
+        click.option(
+            "--experts-from", metavar="BF16_SRC",
+            help="Quantise the experts of this BF16 checkpoint; copy the rest from SRC.",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("src")
+@click.option(
+    "--to", type=click.Choice(["nvfp4", "mxfp8", "bf16"]),
+    help="Show what this conversion would give.  [default: nvfp4, where it is possible]",
+)  # fmt: skip
+@target_options
+@global_options
+@click.pass_obj
+def inspect(run: Run, /, src: str, to: str | None, **target: Any) -> None:
+    """Sizes by component and dtype, KV bytes per token, what convert would make of SRC.
+
+    Reads headers only.
+    """
+    from mmq.convert.checkpoint import open_checkpoint
+    from mmq.convert.summary import checkpoint_summary
+    from mmq.report.tables import inspect_lines, outcome_lines
+
+    with _collector_paused():
+        source = open_checkpoint(_expanded(src))
+        data = checkpoint_summary(source)
+        plan = _outcome(run.console, source, to, target)
+    lines = inspect_lines(data)
+    if plan:
+        lines += ["", *outcome_lines(plan)]
+    run.console.result("\n".join(lines), {"command": "inspect", **data, "convert": plan})
+    _say(run.console, plan["findings"] if plan else data["findings"])
+
+
+def _outcome(
+    console: Console, source: Checkpoint, to: str | None, target: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The plan's summary; None when SRC cannot be converted and --to did not ask for it."""
+    from mmq.convert.options import ConvertOptions
+    from mmq.convert.plan import build_plan
+    from mmq.convert.summary import plan_summary, resource_summary
+
+    target["experts_from"] = _expanded(target["experts_from"])
+    try:
+        plan = build_plan(source, ConvertOptions(to=to or "nvfp4", **target))
+    except MmqError as error:
+        if to is not None:
+            raise
+        console.warn(f"cannot be converted to nvfp4: error[{error.id}]: {error.message}")
+        return None
+    return plan_summary(plan, resource_summary(plan, None, 1))
+
+
+@cli.command()
+@click.argument("src")
+@click.argument("out")
+@click.option(
+    "--to", type=click.Choice(["nvfp4", "mxfp8", "bf16"]), default="nvfp4", show_default=True,
+    help="Format of the routed experts (nvfp4) or of all linears (mxfp8, bf16).",
+)  # fmt: skip
+@target_options
+@click.option(
+    "--input-scales", type=click.Choice(["unit", "none"]),
+    help="Write 1.0 beside every NVFP4 projection, or nothing.  [default: unit]",
+)  # fmt: skip
+@click.option(
+    "--kv-scales", metavar="analytic|unit|none|FILE",
+    help="K and V scales: bounds from the weights, 1.0, none, or a scales file."
+    "  [default: analytic; none for --layout minimax]",
+)  # fmt: skip
+@click.option(
+    "--kv-format", type=click.Choice(["auto", "nvfp4", "fp8", "none"]), default="auto",
+    show_default=True, help="KV-cache format that the config declares.",
+)  # fmt: skip
+@click.option(
+    "--ignore", multiple=True, metavar="PATTERN",
+    help="Leave modules as they are: fnmatch over full module names; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--max-shard-size", default="5GB", show_default=True, metavar="SIZE",
+    help="Largest output shard, such as 5GB or 4.5GiB; a tensor is never split.",
+)  # fmt: skip
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Worker processes.  [default: min(4, cores)]"
+)
+@click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
+@click.option("--restart", is_flag=True, help="Discard this OUT's unfinished run and start again.")
+@click.option("--overwrite", is_flag=True, help="Replace a finished or foreign checkpoint in OUT.")
+@click.option("--strict", is_flag=True, help="Let warnings fail (exit 3).")
+@click.option(
+    "--allow-nonfinite-passthrough", is_flag=True,
+    help="Record NaN and Inf in copied tensors instead of stopping.",
+)  # fmt: skip
+@click.option("--hash-source", is_flag=True, help="Hash the source's shards into the manifest.")
+@global_options
+@click.pass_obj
+def convert(
+    run: Run, /, src: str, out: str, jobs: int | None, dry_run: bool, restart: bool,
+    overwrite: bool, strict: bool, hash_source: bool, **target: Any,
+) -> int:  # fmt: skip
+    """Convert SRC into the new folder OUT.
+
+    Run the same command again after an interruption: finished shards are kept.
+    """
+    from mmq.convert.summary import default_jobs
+
+    src, folder, options = _expanded(src), Path(out).expanduser(), _options(target)
+    jobs = jobs or default_jobs()
+    if dry_run:
+        return _dry_run(run.console, src, folder, options, jobs, strict)
+    from mmq.convert.run import RunSettings
+    from mmq.convert.run import convert as run_convert
+    from mmq.report.tables import convert_lines
+
+    settings = RunSettings(jobs, restart, overwrite, strict, hash_source)
+    report = run_convert(src, folder, options, settings, run.console)
+    data = report.model_dump() if report else {"finished": True}
+    text = "\n".join(convert_lines(data, src, out)) if report else f"{out} is finished"
+    run.console.result(text, {"command": "convert", "out": str(folder), **data})
+    return 0
+
+
+def _options(target: dict[str, Any]) -> ConvertOptions:
+    """ConvertOptions from the command line's words."""
+    from mmq.convert.options import ConvertOptions
+    from mmq.convert.sizes import parse_size
+
+    max_shard = parse_size(target.pop("max_shard_size"))
+    allow = target.pop("allow_nonfinite_passthrough")
+    target["kv_scales"] = _expanded(target["kv_scales"])
+    target["experts_from"] = _expanded(target["experts_from"])
+    return ConvertOptions(max_shard_bytes=max_shard, allow_nonfinite=allow, **target)
+
+
+def _dry_run(
+    console: Console, src: str, out: Path, options: ConvertOptions, jobs: int, strict: bool
+) -> int:
+    from mmq.convert.checkpoint import open_checkpoint
+    from mmq.convert.plan import build_plan
+    from mmq.convert.summary import plan_summary, resource_summary
+    from mmq.report.tables import plan_lines
+
+    with _collector_paused():
+        plan = build_plan(open_checkpoint(src), options)
+        data = plan_summary(plan, resource_summary(plan, out, jobs))
+    console.result("\n".join(plan_lines(data)), {"command": "convert", "dry_run": True, **data})
+    _say(console, data["findings"])
+    warned = [f["id"] for f in data["findings"] if f["severity"] == "warning"]
+    if strict and warned:
+        raise VerdictError(
+            "strict-warning",
+            f"--strict: {len(warned)} warning(s): {', '.join(sorted(set(warned)))}",
+        )
+    return 0
+
+
+@cli.command()
+@click.argument("out")
+@click.option("--against", metavar="SRC", help="The checkpoint OUT was converted from.")
+@click.option(
+    "--level", type=click.Choice(["structure", "weights"]),
+    help="Highest level to run.  [default: weights with --against, else structure]",
+)  # fmt: skip
+@click.option("--strict", is_flag=True, help="Let warnings fail (exit 3).")
+@click.option(
+    "-o", "--output", "report", default="mmq-verify.json", show_default=True, metavar="FILE",
+    help="Where the report goes.",
+)  # fmt: skip
+@global_options
+@click.pass_obj
+def verify(
+    run: Run, /, out: str, against: str | None, level: str | None, strict: bool, report: str
+) -> int:
+    """Check OUT, alone or against the checkpoint it came from; exit 3 when it fails."""
+    from mmq.verify.run import verify as run_verify
+
+    code: int = run_verify(
+        _expanded(out), _expanded(against), level or ("weights" if against else "structure"),
+        strict=strict, report_path=Path(report).expanduser(), console=run.console,
+    )  # fmt: skip
+    return code
+
+
+@cli.command()
+@global_options
+@click.pass_obj
+def demo(run: Run, /) -> int:
+    """The whole job on a small model made up on the spot."""
+    from mmq.demo import run_demo
+
+    code: int = run_demo(run.console)
+    return code
+
+
+@overload
+def _expanded(path: str) -> str: ...
+@overload
+def _expanded(path: None) -> None: ...
+def _expanded(path: str | None) -> str | None:
+    """`~` as the home folder; other words (built-in names, `analytic`) stay as typed."""
+    return str(Path(path).expanduser()) if path and path.startswith("~") else path
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A plan of the release is half a million tuples without cycles; looking for cycles among
+    them takes a third of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _say(console: Console, findings: Iterable[dict[str, Any]]) -> None:
+    """Findings about a source or a plan."""
+    from mmq.report.findings import Finding
+
+    for finding in findings:
+        console.finding(Finding(**finding), talk=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `mmq` command: run it, return its exit code."""
+    return invoke(cli, argv)

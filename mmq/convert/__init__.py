@@ -1,0 +1,1 @@
+"""Checkpoints as files: open, plan, stream, write, journal, finalize. No arithmetic."""

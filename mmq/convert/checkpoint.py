@@ -1,0 +1,267 @@
+"""A checkpoint as its headers describe it: a folder, a single file, or a header manifest.
+
+Opening reads headers, index and config only; nothing here touches tensor data. `open_checkpoint`
+is the seam for other kinds of source: whatever yields a `Checkpoint` can be inspected and planned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mmq.convert.safetensors_header import TensorInfo, read_header
+from mmq.errors import BadInputError
+from mmq.report.findings import Finding
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+HF_QUANT_CONFIG_NAME = "hf_quant_config.json"
+_MAX_JSON_BYTES = 512_000_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A weight file: size and header hash identify it; `path` is where to read (links followed)."""
+
+    name: str
+    path: Path
+    file_bytes: int
+    mtime_ns: int
+    header_sha256: str
+    metadata: Mapping[str, str]
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything known about a checkpoint without reading its weights.
+
+    Attributes:
+        location: what the user named.
+        root: the folder, or None for a header manifest (which cannot be converted, only planned).
+        tensors: by name.
+        config: parsed config.json ({} when there is none).
+        notes: observations that do not stop work, such as a wrong total_size.
+    """
+
+    location: str
+    root: Path | None
+    tensors: Mapping[str, TensorInfo]
+    shards: Mapping[str, Shard]
+    config: Mapping[str, Any]
+    index_name: str | None = None
+    notes: tuple[Finding, ...] = ()
+    inferred: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes: tensors without headers."""
+        return sum(t.nbytes for t in self.tensors.values())
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        """The language model's part of config.json."""
+        text = self.config.get("text_config", self.config)
+        return text if isinstance(text, Mapping) else {}
+
+
+def open_checkpoint(location: str | Path) -> Checkpoint:
+    """Open a folder, a `.safetensors` file, a header manifest (`.json`) or a built-in name.
+
+    Raises:
+        BadInputError: nothing there, or damaged, with the file at fault.
+    """
+    from mmq.convert.header_manifest import BUILTIN, open_builtin, open_manifest
+
+    text = str(location)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return open_folder(path, text)
+    if path.is_file():
+        if path.suffix == ".json":
+            return open_manifest(path, text)
+        return open_single(path, text)
+    if text in BUILTIN:
+        return open_builtin(text)
+    raise BadInputError(
+        "source-not-found",
+        f"{text} is neither a folder, a .safetensors file, a header manifest nor a built-in source",
+        where=text,
+        expected=f"a path, or one of {', '.join(BUILTIN)}",
+        hint="hf download ORG/NAME --local-dir FOLDER",
+    )
+
+
+def open_folder(root: Path, location: str) -> Checkpoint:
+    """Open a folder with an index, or with a single unindexed .safetensors file."""
+    index_path = root / INDEX_NAME
+    notes: list[Finding] = []
+    if index_path.is_file():
+        weight_map, total_size = _read_index(index_path)
+        names = sorted(set(weight_map.values()))
+        tensors, shards = _read_shards(root, names)
+        _check_index(weight_map, tensors)
+        payload = sum(t.nbytes for t in tensors.values())
+        if total_size is not None and total_size != payload:
+            notes.append(
+                Finding(
+                    "index-total-size", "warning",
+                    "the index's total_size is wrong; sizes here come from the headers",
+                    where=INDEX_NAME, got=f"{total_size:,}", expected=f"{payload:,}",
+                )
+            )  # fmt: skip
+    else:
+        names = [_only_weight_file(root)]
+        tensors, shards = _read_shards(root, names)
+    config = read_json_object(root / CONFIG_NAME) if (root / CONFIG_NAME).is_file() else {}
+    return Checkpoint(
+        location, root, tensors, shards, config,
+        index_name=INDEX_NAME if index_path.is_file() else None, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def open_single(path: Path, location: str) -> Checkpoint:
+    """Open one .safetensors file; config.json beside it is read when present."""
+    tensors, shards = _read_shards(path.parent, [path.name])
+    config_path = path.parent / CONFIG_NAME
+    config = read_json_object(config_path) if config_path.is_file() else {}
+    return Checkpoint(location, path.parent, tensors, shards, config)
+
+
+def _only_weight_file(root: Path) -> str:
+    found = sorted(p.name for p in root.glob("*.safetensors"))
+    if SINGLE_NAME in found:
+        return SINGLE_NAME
+    if len(found) == 1:
+        return found[0]
+    raise BadInputError(
+        "index-missing" if found else "no-weights",
+        f"{root} has no {INDEX_NAME}"
+        + (f" to say which of its {len(found)} weight files belong together" if found
+           else " and no .safetensors file"),
+        where=str(root),
+        hint="an unfinished download or conversion has no index; finish it first",
+    )  # fmt: skip
+
+
+def _read_shards(
+    root: Path, names: list[str]
+) -> tuple[dict[str, TensorInfo], dict[str, Shard]]:
+    missing = [n for n in names if not (root / n).exists()]
+    dangling = [n for n in missing if (root / n).is_symlink()]
+    if dangling:
+        target = os.readlink(root / dangling[0])
+        raise BadInputError(
+            "shard-link-dangling",
+            f"{dangling[0]} links to {target}, which does not exist",
+            where=dangling[0],
+            got=target,
+            hint="download the snapshot again: hf download ORG/NAME",
+        )
+    if missing:
+        raise BadInputError(
+            "shard-missing",
+            f"the index names {len(missing)} shard(s) that are not there: {', '.join(missing)}",
+            where=str(root),
+        )
+    tensors: dict[str, TensorInfo] = {}
+    shards: dict[str, Shard] = {}
+    for name in names:
+        path = root / name
+        header = read_header(path, name)
+        stat = path.stat()
+        shards[name] = Shard(
+            name, path, header.file_bytes, stat.st_mtime_ns,
+            hashlib.sha256(header.raw).hexdigest(), header.metadata, _hub_sha256(path),
+        )  # fmt: skip
+        for tensor in header.tensors:
+            if tensor.name in tensors:
+                raise BadInputError(
+                    "tensor-twice",
+                    f"{tensor.name} is stored twice, in {tensors[tensor.name].shard} and {name}",
+                    where=tensor.name,
+                )
+            tensors[tensor.name] = tensor
+    return tensors, shards
+
+
+def _hub_sha256(path: Path) -> str | None:
+    """SHA-256 the Hub's cache vouches for: a snapshot links to a blob named by its digest."""
+    if path.is_symlink():
+        blob = Path(os.readlink(path)).name
+        if len(blob) == 64 and set(blob) <= set("0123456789abcdef"):
+            return blob
+    return None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size, read as UTF-8 whatever the locale."""
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise BadInputError("json-too-large", f"{path.name} is too large", where=str(path))
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadInputError(
+            "json-invalid", f"{path.name} is not valid JSON: {error}", where=str(path)
+        ) from None
+    if not isinstance(value, dict):
+        raise BadInputError("json-invalid", f"{path.name} must hold an object", where=str(path))
+    return value
+
+
+def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
+    index = read_json_object(path)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadInputError("index-invalid", "the index has no weight_map", where=str(path))
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_safe_relative(shard):
+            raise BadInputError(
+                "index-path",
+                f"the index maps {name} to {shard!r}, which is no plain relative path",
+                where=INDEX_NAME,
+                got=shard,
+                expected="a relative path without '..'",
+            )
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return weight_map, int(total) if isinstance(total, int | float) else None
+
+
+def _is_safe_relative(name: str) -> bool:
+    path = PurePosixPath(name)
+    return (
+        bool(name)
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and "\\" not in name
+        and "\0" not in name
+    )
+
+
+def _check_index(weight_map: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    for name, shard in weight_map.items():
+        held = tensors.get(name)
+        if held is None or held.shard != shard:
+            raise BadInputError(
+                "index-tensor-missing",
+                f"the index says {name} is in {shard}, but that shard does not hold it",
+                where=shard,
+                got="absent" if held is None else f"it is in {held.shard}",
+                expected=name,
+            )
+    extra = [n for n in tensors if n not in weight_map]
+    if extra:
+        raise BadInputError(
+            "index-tensor-unlisted",
+            f"{len(extra)} tensor(s) are stored but not in the index, such as {extra[0]}"
+            f" in {tensors[extra[0]].shard}",
+            where=INDEX_NAME,
+        )

@@ -1,0 +1,220 @@
+"""Running work units: in this process, or in N worker processes.
+
+`run_unit` is the seam for other executors (a static share of a cluster, ray): a unit and a
+`UnitContext` are plain data, and a result says all that the journal needs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mmq.convert.memory import MemorySampler
+from mmq.convert.work import WorkUnit
+from mmq.convert.writer import PARTIAL, AtomicFile
+from mmq.errors import IncompleteError, MmqError
+
+#: Workers report progress after this many output bytes.
+_PROGRESS_BYTES = 64 << 20
+_SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class UnitContext:
+    """What every unit of a run shares.
+
+    Attributes:
+        out: output folder.
+        paths: origin → shard name → path (see `stream.SourceReader`).
+    """
+
+    out: Path
+    paths: dict[str, dict[str, Path]]
+    allow_nonfinite: bool
+    gemma_norm: bool
+
+
+class UnitResult(NamedTuple):
+    """A finished shard.  `rows` are `tasks.TensorRow` fields."""
+
+    index: int
+    filename: str
+    bytes: int
+    sha256: str
+    rows: list[tuple[Any, ...]]
+    seconds: float
+
+
+def run_unit(unit: WorkUnit, context: UnitContext, progress: OnProgress) -> UnitResult:
+    """Write one shard; its final name appears only when it is whole.
+
+    Raises:
+        BadInputError: NaN/Inf or a source that changed.  MachineError: the disk.
+    """
+    from mmq.convert.stream import SourceReader
+    from mmq.convert.tasks import TaskContext, run_task
+
+    started = time.monotonic()
+    reader = SourceReader(context.paths)
+    pending = 0
+    try:
+        with AtomicFile(context.out / unit.filename) as file:
+            file.write(unit.header)
+
+            def emit(data: Any) -> None:
+                nonlocal pending
+                file.write(data)
+                pending += memoryview(data).nbytes
+                if pending >= _PROGRESS_BYTES:
+                    progress(pending)
+                    pending = 0
+
+            tasks = TaskContext(reader, context.allow_nonfinite, context.gemma_norm, emit)
+            for task in unit.tasks:
+                run_task(task, tasks)
+            record = file.commit()
+    finally:
+        reader.close()
+    progress(pending)
+    rows = [tuple(row) for row in tasks.rows]
+    seconds = time.monotonic() - started
+    return UnitResult(unit.index, unit.filename, record.size, record.sha256, rows, seconds)
+
+
+def run_units(
+    units: list[WorkUnit], context: UnitContext, jobs: int, progress: OnProgress,
+    memory: MemorySampler,
+) -> Iterator[UnitResult]:  # fmt: skip
+    """Run units and yield results as they finish; stops everything at the first failure.
+
+    Raises:
+        MmqError: the first failure of any unit.  IncompleteError: a worker process died.
+    """
+    if min(jobs, len(units)) <= 1:
+
+        def watched(nbytes: int) -> None:
+            memory.sample()
+            progress(nbytes)
+
+        for unit in units:
+            yield run_unit(unit, context, watched)
+            memory.sample()
+        return
+    pool = _Pool(context, min(jobs, len(units)))
+    try:
+        yield from pool.run(units, progress, memory)
+    finally:
+        pool.stop()
+
+
+class _Pool:
+    """Worker processes, each with a pipe; started fresh, so that no lock or thread is inherited."""
+
+    def __init__(self, context: UnitContext, jobs: int) -> None:
+        self._context = context
+        for name in _SINGLE_THREAD:
+            os.environ.setdefault(name, "1")
+        spawn = multiprocessing.get_context("spawn")
+        self._workers: dict[Connection, BaseProcess] = {}
+        self._busy: dict[Connection, WorkUnit] = {}
+        for _ in range(jobs):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_work, args=(theirs, context), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers[ours] = process
+
+    def run(
+        self, units: list[WorkUnit], progress: OnProgress, memory: MemorySampler
+    ) -> Iterator[UnitResult]:
+        queue = list(reversed(units))
+        for pipe in self._workers:
+            self._give(pipe, queue)
+        while self._busy:
+            ready = wait(list(self._busy), timeout=0.5)
+            memory.sample(p.pid for p in self._workers.values() if p.pid)
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                kind, value = self._receive(pipe)
+                if kind == "progress":
+                    progress(value)
+                elif kind == "done":
+                    del self._busy[pipe]
+                    self._give(pipe, queue)
+                    yield value
+                else:
+                    raise value
+
+    def _give(self, pipe: Connection, queue: list[WorkUnit]) -> None:
+        if queue:
+            unit = queue.pop()
+            self._busy[pipe] = unit
+            pipe.send(unit)
+
+    def _receive(self, pipe: Connection) -> tuple[str, Any]:
+        try:
+            message: tuple[str, Any] = pipe.recv()
+            return message
+        except (EOFError, ConnectionError):
+            process = self._workers[pipe]
+            process.join(5)
+            raise IncompleteError(
+                "worker-died",
+                f"a worker died while writing {self._busy[pipe].filename}",
+                where=self._busy[pipe].filename,
+                got=f"exit status {process.exitcode}",
+                hint="run the same command again; with less memory, use --jobs 1",
+            ) from None
+
+    def stop(self) -> None:
+        """End all workers, and remove what they had not finished."""
+        for pipe, process in self._workers.items():
+            process.kill()
+            pipe.close()
+        for process in self._workers.values():
+            process.join()
+        for unit in self._busy.values():
+            partial = self._context.out / (unit.filename + PARTIAL)
+            partial.unlink(missing_ok=True)
+
+
+def _work(pipe: Connection, context: UnitContext) -> None:
+    """A worker: one unit after another, until the pipe closes or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    while True:
+        try:
+            unit = pipe.recv()
+        except EOFError:
+            return
+        try:
+            result = run_unit(unit, context, lambda n: pipe.send(("progress", n)))
+        except MmqError as error:
+            message: tuple[str, Any] = ("error", error)
+        except Exception as error:
+            message = ("error", RuntimeError(f"{unit.filename}: {type(error).__name__}: {error}"))
+        else:
+            message = ("done", result)
+        with suppress(BrokenPipeError):
+            pipe.send(message)
+
+
+def _die_with_parent() -> None:
+    """A parent killed with -9 cannot tell its workers; its end of this pipe closing does."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

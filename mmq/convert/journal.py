@@ -1,0 +1,168 @@
+"""The journal of a run: who it belongs to, and which shards are done.
+
+    OUT/.mmq/lock            held while a run writes
+    OUT/.mmq/journal.json    the fingerprint: source, options, numerics, plan
+    OUT/.mmq/done/NNNNN.json one record per finished shard: size, SHA-256, statistics
+
+A shard is trusted on resume only if its record exists and its size agrees; the folder goes once
+the index is in place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmq.convert.checkpoint import Checkpoint, read_json_object
+from mmq.convert.plan import ConversionPlan
+from mmq.convert.writer import write_file
+from mmq.errors import RefusedError
+from mmq.quantize.version import NUMERICS_VERSION
+
+FOLDER = ".mmq"
+FORMAT = "mmq-journal/1"
+
+
+def source_identity(source: Checkpoint) -> dict[str, Any]:
+    """What tells whether a source is still the same: sizes, times and header hashes."""
+    return {
+        name: {
+            "bytes": shard.file_bytes,
+            "mtime_ns": shard.mtime_ns,
+            "header_sha256": shard.header_sha256,
+        }
+        for name, shard in source.shards.items()
+    }
+
+
+def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
+    """Everything that decides this run's output bytes."""
+    digest = hashlib.sha256()
+    for unit in plan.units:
+        digest.update(unit.header)
+        for task in unit.tasks:
+            value = getattr(task, "value", None)
+            if value is not None:
+                digest.update(repr((task.outputs[0].name, float(value).hex())).encode())
+    config = json.dumps(plan.source.config, sort_keys=True, ensure_ascii=False)
+    return {
+        "format": FORMAT,
+        "numerics_version": NUMERICS_VERSION,
+        "options": plan.options.as_dict(),
+        "source": source_identity(plan.source),
+        "experts": source_identity(plan.experts) if plan.experts else {},
+        "config_sha256": hashlib.sha256(config.encode("utf-8")).hexdigest(),
+        "plan_sha256": digest.hexdigest(),
+    }
+
+
+def lasting(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fingerprint without file times: equal for equal bytes, wherever the source lies."""
+
+    def without_times(shards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        return {
+            name: {k: v for k, v in shard.items() if k != "mtime_ns"}
+            for name, shard in shards.items()
+        }
+
+    return {
+        **value,
+        "source": without_times(value["source"]),
+        "experts": without_times(value["experts"]),
+    }
+
+
+def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted path, leaf) of nested mappings."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def fingerprint_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Lines `what: old → new` for everything that differs."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    return [
+        f"{key}: {before.get(key, '(none)')} → {after.get(key, '(none)')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, "(none)") != after.get(key, "(none)")
+    ]
+
+
+class Journal:
+    """The journal folder of one output folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.folder = out / FOLDER
+        self._lock = -1
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / "journal.json").is_file()
+
+    def lock(self) -> None:
+        """Take the lock for this process.
+
+        Raises:
+            RefusedError: another run holds it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = -1
+            raise RefusedError(
+                "locked",
+                f"another run is writing {self.folder.parent}",
+                where=str(self.folder.parent),
+                hint="wait for it, or choose another OUT",
+            ) from None
+
+    def unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def read_fingerprint(self) -> dict[str, Any]:
+        return read_json_object(self.folder / "journal.json")
+
+    def begin(self, value: Mapping[str, Any]) -> None:
+        """Start a new run: forget old records, then store the fingerprint."""
+        shutil.rmtree(self.folder / "done", ignore_errors=True)
+        (self.folder / "done").mkdir(parents=True)
+        write_file(self.folder / "journal.json", _json(value))
+
+    def record(self, index: int, result: Mapping[str, Any]) -> None:
+        write_file(self.folder / "done" / f"{index:05d}.json", _json(result))
+
+    def done(self, plan: ConversionPlan) -> dict[int, dict[str, Any]]:
+        """Records of shards that are finished and still there with their recorded size."""
+        records: dict[int, dict[str, Any]] = {}
+        for unit in plan.units:
+            path = self.folder / "done" / f"{unit.index:05d}.json"
+            shard = self.folder.parent / unit.filename
+            if not path.is_file() or not shard.is_file():
+                continue
+            record = read_json_object(path)
+            if record.get("bytes") == shard.stat().st_size == unit.file_bytes:
+                records[unit.index] = record
+        return records
+
+    def remove(self) -> None:
+        """Forget the run; the index is in place, or the run is being discarded."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.unlock()
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode("utf-8")

@@ -1,0 +1,63 @@
+"""KV scales from a file: one positive F32 per layer and side.
+
+    {"format": "mmq-kv-scales/1", "scales": {"language_model.model.layers.0.self_attn.k_proj.k_scale": 0.12, …}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmq.convert.checkpoint import Checkpoint, read_json_object
+from mmq.errors import BadInputError, UsageError
+from mmq.quantize.architecture import TEXT
+from mmq.quantize.layouts import K_SCALE, V_SCALE
+
+FORMAT = "mmq-kv-scales/1"
+_MAX = 3.4e38
+
+
+def read_kv_scales(path: str, source: Checkpoint) -> Mapping[str, float]:
+    """Scales by tensor name, for every layer of the source.
+
+    Raises:
+        UsageError: no such file.  BadInputError: another format, layers missing, values that are
+            not finite and positive.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UsageError(
+            "option-value", f"--kv-scales {path} is no such file", got=path,
+            expected="analytic, unit, none or a file",
+        )  # fmt: skip
+    data = read_json_object(file)
+    scales = data.get("scales")
+    if data.get("format") != FORMAT or not isinstance(scales, dict):
+        raise BadInputError(
+            "kv-scales-format", f"{path} is no KV-scales file", where=path,
+            got=data.get("format"), expected=FORMAT,
+        )  # fmt: skip
+    layers = int(source.text_config.get("num_hidden_layers") or 0)
+    wanted = {
+        f"{TEXT}model.layers.{layer}.{suffix}" for layer in range(layers)
+        for suffix in (K_SCALE, V_SCALE)
+    }  # fmt: skip
+    missing, unknown = sorted(wanted - set(scales)), sorted(set(scales) - wanted)
+    if missing or unknown:
+        name = (missing or unknown)[0]
+        raise BadInputError(
+            "kv-scales-layers",
+            f"{path} does not fit this model: {len(missing)} scale(s) missing, {len(unknown)}"
+            f" unknown, such as {name}",
+            where=name,
+            got=len(scales),
+            expected=len(wanted),
+        )
+    for name, value in scales.items():
+        if not isinstance(value, int | float) or not (0 < value < _MAX) or math.isnan(value):
+            raise BadInputError(
+                "kv-scales-value", f"{name} must be a finite number above zero", where=name,
+                got=value, expected="a finite F32 > 0",
+            )  # fmt: skip
+    return {name: float(value) for name, value in scales.items()}

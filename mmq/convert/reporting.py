@@ -1,0 +1,140 @@
+"""mmq-convert.json: what a conversion did, measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from mmq.convert.configs import config_edits
+from mmq.convert.finalize import ShardRecord, sqnr_db, versions
+from mmq.convert.plan import ConversionPlan
+from mmq.convert.side_files import SideFile
+from mmq.convert.sizes import size_rows
+from mmq.convert.tasks import TensorRow
+from mmq.convert.work import WorkUnit
+from mmq.convert.writer import FileRecord
+from mmq.quantize.architecture import COMPONENTS
+from mmq.quantize.version import NUMERICS_VERSION
+from mmq.report.findings import Finding
+from mmq.report.schema import (
+    ComponentSize,
+    ConvertReport,
+    Endpoint,
+    FileEntry,
+    FindingEntry,
+    Quality,
+    Timing,
+)
+
+
+def convert_report(
+    plan: ConversionPlan,
+    shards: list[ShardRecord],
+    files: list[tuple[str, FileRecord]],
+    side_files: list[SideFile],
+    findings: list[Finding],
+    *,
+    seconds: float,
+    jobs: int,
+    resumed: int,
+    run_units: list[WorkUnit],
+    peak_pss: int | None,
+) -> ConvertReport:
+    """The report of one run; sizes and quality cover the whole output, timing this run only."""
+    source_bytes = plan.source.nbytes
+    weights = plan.output_bytes - plan.kv_scale_bytes
+    read = sum(u.read_bytes for u in run_units)
+    return ConvertReport(
+        versions=versions(),
+        numerics_version=NUMERICS_VERSION,
+        options=plan.options.as_dict(),
+        source=Endpoint(
+            location=plan.source.location,
+            tensors=len(plan.source.tensors),
+            shards=len(plan.source.shards),
+            payload_bytes=source_bytes,
+            file_bytes=sum(s.file_bytes for s in plan.source.shards.values()),
+        ),
+        output=Endpoint(
+            location=".",
+            tensors=sum(len(u.outputs) for u in plan.units),
+            shards=len(plan.units),
+            payload_bytes=plan.output_bytes,
+            file_bytes=plan.file_bytes,
+        ),
+        kv_scale_bytes=plan.kv_scale_bytes,
+        side_folder_bytes=_folders(side_files),
+        reduction=1 - weights / source_bytes if source_bytes else 0.0,
+        components=_components(plan),
+        quality=quality(row for shard in shards for row in shard.rows),
+        dropped=dict(Counter(d.reason for d in plan.dropped)),
+        config_edits=config_edits(plan),
+        findings=[FindingEntry(**f.as_dict()) for f in [*findings, *_nonfinite(shards)]],
+        timing=Timing(
+            seconds=round(seconds, 3),
+            read_bytes=read,
+            written_bytes=sum(u.file_bytes for u in run_units),
+            read_gb_per_s=round(read / seconds / 1e9, 4) if seconds > 0 else 0.0,
+            jobs=jobs,
+            resumed_shards=resumed,
+            peak_pss_bytes=peak_pss,
+        ),
+        files=[FileEntry(name=n, bytes=r.size, sha256=r.sha256) for n, r in sorted(files)],
+    )
+
+
+def quality(rows: Iterable[TensorRow]) -> Quality:
+    """Error summary over quantised weights."""
+    found = [r for r in rows if r.action == "quantize"]
+    if not found:
+        return Quality(
+            tensors=0, sqnr_db=None, mean_tensor_sqnr_db=None, worst_tensor_sqnr_db=None,
+            worst_tensor=None, max_error=None, max_error_tensor=None,
+        )  # fmt: skip
+    # an all-zero weight has no signal and no noise: nothing to rank
+    ranked = [(sqnr_db(r.signal, r.noise), r.name) for r in found if r.noise > 0]
+    worst = min(ranked, default=(None, None))
+    loudest = max(found, key=lambda r: r.max_error)
+    noise = sum(r.noise for r in found)
+    return Quality(
+        tensors=len(found),
+        sqnr_db=round(sqnr_db(sum(r.signal for r in found), noise), 3) if noise > 0 else None,
+        mean_tensor_sqnr_db=round(sum(db for db, _ in ranked) / len(ranked), 3) if ranked else None,
+        worst_tensor_sqnr_db=None if worst[0] is None else round(worst[0], 3),
+        worst_tensor=worst[1],
+        max_error=loudest.max_error,
+        max_error_tensor=loudest.name,
+    )
+
+
+def _components(plan: ConversionPlan) -> list[ComponentSize]:
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    for row in size_rows(plan.source.tensors.values()):
+        before[row.component] += row.nbytes
+    for row in size_rows([o for u in plan.units for o in u.outputs]):
+        after[row.component] += row.nbytes
+    return [
+        ComponentSize(component=c, before_bytes=before[c], after_bytes=after[c])
+        for c in COMPONENTS
+        if before[c] or after[c]
+    ]
+
+
+def _folders(side_files: list[SideFile]) -> dict[str, int]:
+    sizes: Counter[str] = Counter()
+    for side in side_files:
+        if side.folder:
+            sizes[side.folder] += side.nbytes
+    return dict(sizes)
+
+
+def _nonfinite(shards: list[ShardRecord]) -> list[Finding]:
+    let_through: list[Any] = [r for s in shards for r in s.rows if r.nonfinite]
+    return [
+        Finding("nonfinite-passthrough", "warning",
+                f"{r.name} was copied with {r.nonfinite} NaN/Inf element(s)", where=r.name,
+                got=str(r.nonfinite), expected="0")
+        for r in let_through
+    ]  # fmt: skip

@@ -1,0 +1,222 @@
+"""`mmq convert`, from a source to a finished folder or a clear reason why not.
+
+    open ─► plan ─► may we write here? ─► run units (journalled) ─► everything else ─► the index
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmq.console import Console
+from mmq.convert.checkpoint import INDEX_NAME, Checkpoint, open_checkpoint
+from mmq.convert.executor import UnitContext, UnitResult, run_units
+from mmq.convert.finalize import (
+    ShardRecord,
+    commit_index,
+    json_bytes,
+    row_from_json,
+    write_everything_but_index,
+)
+from mmq.convert.journal import Journal, fingerprint
+from mmq.convert.memory import MemorySampler
+from mmq.convert.options import ConvertOptions
+from mmq.convert.output_folder import prepare, refuse_overlap
+from mmq.convert.plan import ConversionPlan, build_plan
+from mmq.convert.side_files import SideFile, list_side_files
+from mmq.convert.tasks import TensorRow
+from mmq.convert.work import EXPERTS, SOURCE
+from mmq.convert.writer import write_file
+from mmq.errors import BadInputError, MachineError, VerdictError
+from mmq.report.findings import Finding
+
+if TYPE_CHECKING:
+    from mmq.report.schema import ConvertReport
+
+REPORT_NAME = "mmq-convert.json"
+#: Room for journal, index and file-system overhead beyond the files themselves.
+_SPARE_BYTES = 64 << 20
+_HASH_CHUNK = 8 << 20
+
+
+def default_jobs() -> int:
+    """min(4, cores this process may use)."""
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How to run; none of it changes output bytes."""
+
+    jobs: int
+    restart: bool = False
+    overwrite: bool = False
+    strict: bool = False
+    hash_source: bool = False
+
+
+def convert(
+    source: str, out: Path, options: ConvertOptions, settings: RunSettings, console: Console
+) -> ConvertReport | None:
+    """Convert a checkpoint; returns the report, or None when the output was finished already.
+
+    Raises:
+        MmqError: with the exit code of docs/errors.md; finished shards are kept for a resume.
+    """
+    checkpoint = open_checkpoint(source)
+    plan = build_plan(checkpoint, options)
+    refuse_overlap(checkpoint, out)
+    side_files, notes = list_side_files(checkpoint)
+    findings = [*plan.findings, *notes]
+    for finding in findings:
+        console.finding(finding)
+    _refuse_warnings(findings, settings.strict)
+    journal = Journal(out)
+    writes = {u.filename for u in plan.units} | {s.name for s in side_files}
+    state = prepare(
+        out, journal, fingerprint(plan), writes,
+        restart=settings.restart, overwrite=settings.overwrite,
+    )  # fmt: skip
+    if state == "finished":
+        journal.remove()
+        console.note(f"{out} is finished already: same source, same options, every file there")
+        return None
+    try:
+        return _run(plan, out, side_files, findings, journal, settings, console)
+    finally:
+        journal.unlock()
+
+
+def _refuse_warnings(findings: list[Finding], strict: bool) -> None:
+    warnings = [f for f in findings if f.severity == "warning"]
+    if strict and warnings:
+        raise VerdictError(
+            "strict-warning",
+            f"--strict: {len(warnings)} warning(s), the first: {warnings[0].message}",
+            where=warnings[0].where,
+        )
+
+
+def _run(
+    plan: ConversionPlan, out: Path, side_files: list[SideFile], findings: list[Finding],
+    journal: Journal, settings: RunSettings, console: Console,
+) -> ConvertReport:  # fmt: skip
+    from mmq.convert.reporting import convert_report
+
+    started = time.monotonic()
+    memory = MemorySampler()
+    memory.sample()
+    done = {i: _from_json(record) for i, record in journal.done(plan).items()}
+    pending = [unit for unit in plan.units if unit.index not in done]
+    _check_free_space(out, sum(u.file_bytes for u in pending) + sum(s.nbytes for s in side_files))
+    if done:
+        console.note(f"resuming: {len(done)} of {len(plan.units)} shards are done")
+    hashes = _source_hashes(plan.source, console) if settings.hash_source else {}
+    with console.progress(sum(u.file_bytes for u in pending), "converting") as progress:
+        for result in run_units(
+            pending, _context(plan, out), settings.jobs, lambda n: progress.advance(n), memory
+        ):
+            journal.record(result.index, _to_json(result))
+            done[result.index] = ShardRecord(
+                result.index, result.filename, result.bytes, result.sha256,
+                [TensorRow(*row) for row in result.rows],
+            )  # fmt: skip
+    _check_unchanged(plan)
+    shards = [done[unit.index] for unit in plan.units]
+    files = write_everything_but_index(plan, out, shards, side_files, hashes)
+    memory.sample()
+    report = convert_report(
+        plan, shards, files, side_files, findings,
+        seconds=time.monotonic() - started, jobs=settings.jobs,
+        resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
+    )  # fmt: skip
+    write_file(out / REPORT_NAME, json_bytes(report.model_dump()))
+    commit_index(plan, out)
+    journal.remove()
+    return report
+
+
+def _context(plan: ConversionPlan, out: Path) -> UnitContext:
+    paths = {SOURCE: {n: s.path for n, s in plan.source.shards.items()}}
+    if plan.experts:
+        paths[EXPERTS] = {n: s.path for n, s in plan.experts.shards.items()}
+    gemma = bool(plan.source.text_config.get("use_gemma_norm", True))
+    return UnitContext(out, paths, plan.options.allow_nonfinite, gemma)
+
+
+def _to_json(result: UnitResult) -> dict[str, Any]:
+    return result._asdict()
+
+
+def _from_json(record: Mapping[str, Any]) -> ShardRecord:
+    rows = [row_from_json(r) for r in record["rows"]]
+    return ShardRecord(record["index"], record["filename"], record["bytes"], record["sha256"], rows)
+
+
+def _check_free_space(out: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(out).free
+    needed = nbytes + _SPARE_BYTES
+    if free < needed:
+        raise MachineError(
+            "disk-space",
+            f"{out} has no room for the output",
+            where=str(out),
+            got=f"{free:,} bytes free",
+            expected=f"{needed:,} bytes",
+            hint="free space, or choose an OUT on another disk",
+        )
+
+
+def _check_unchanged(plan: ConversionPlan) -> None:
+    """A source that was rewritten while we read it gave a mixture; say so instead of finishing."""
+    for checkpoint in (plan.source, plan.experts):
+        for shard in checkpoint.shards.values() if checkpoint else ():
+            try:
+                stat = shard.path.stat()
+            except FileNotFoundError:
+                stat = None
+            if not stat or (stat.st_size, stat.st_mtime_ns) != (shard.file_bytes, shard.mtime_ns):
+                raise BadInputError(
+                    "source-changed",
+                    f"{shard.name} changed while it was being converted",
+                    where=str(shard.path),
+                    hint="make sure nothing writes to the source, then use --restart",
+                )
+
+
+def _source_hashes(source: Checkpoint, console: Console) -> dict[str, str]:
+    """SHA-256 of every source shard, for provenance that can be compared with the Hub's."""
+    hashes = {}
+    total = sum(s.file_bytes for s in source.shards.values())
+    with console.progress(total, "hashing the source") as progress:
+        for name, shard in source.shards.items():
+            digest = hashlib.sha256()
+            with shard.path.open("rb") as file:
+                while chunk := file.read(_HASH_CHUNK):
+                    digest.update(chunk)
+                    progress.advance(len(chunk))
+            hashes[name] = digest.hexdigest()
+            if shard.sha256 and shard.sha256 != hashes[name]:
+                raise BadInputError(
+                    "shard-hash", f"{name} is not what the Hub's cache says it is", where=name,
+                    got=hashes[name], expected=shard.sha256,
+                )  # fmt: skip
+    return hashes
+
+
+def resume_hint(out: Path) -> str:
+    """What to type after an interruption."""
+    state = "finished" if (out / INDEX_NAME).is_file() else "kept for a resume"
+    command = shlex.join(["mmq", *sys.argv[1:]])
+    return f"finished shards are {state}; run the same command again: {command}"
+
+
+__all__ = ["RunSettings", "convert", "default_jobs", "resume_hint"]

@@ -1,0 +1,175 @@
+"""Checkpoints and plans as plain data: what inspect and --dry-run print, and what --json writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mmq.convert.checkpoint import Checkpoint
+from mmq.convert.configs import NVFP4_KV_NOTES, config_edits, declared_kv_format
+from mmq.convert.plan import ConversionPlan
+from mmq.convert.side_files import list_side_files
+from mmq.convert.sizes import ANNOUNCED_GB, kv_bytes, release_of, size_rows
+from mmq.quantize.policy import SCHEMES
+from mmq.report.tables import SizeRow, percent_change
+
+#: Peak PSS of the coordinating process and of each worker, measured at M3's full tensor sizes.
+PARENT_BYTES = 300_000_000
+WORKER_BYTES = 400_000_000
+
+
+def checkpoint_summary(source: Checkpoint) -> dict[str, Any]:
+    """A source by its headers: totals, bytes by component × dtype, KV bytes per token."""
+    rows = size_rows(source.tensors.values())
+    kv = kv_bytes(source.text_config)
+    nbytes = sum(row.nbytes for row in rows)
+    return {
+        "source": source.location,
+        "release": release_of(len(source.tensors), nbytes),
+        "tensors": len(source.tensors),
+        "shards": len(source.shards) or source.extra.get("shard_count") or 0,
+        "bytes": nbytes,
+        "components": _rows(rows),
+        "kv_bytes_per_token": None if kv is None else kv._asdict(),
+        "inferred": source.inferred,
+        "findings": [f.as_dict() for f in source.notes],
+    }
+
+
+def plan_summary(plan: ConversionPlan, resources: dict[str, Any]) -> dict[str, Any]:
+    """A plan: sizes before and after, what is dropped and why, and what it will cost.
+
+    Args:
+        resources: see `resource_summary`.
+    """
+    before = size_rows(plan.source.tensors.values())
+    outputs = [o for unit in plan.units for o in unit.outputs]
+    after = size_rows(outputs)
+    source_bytes = sum(row.nbytes for row in before)
+    kv_scales = [row for row in after if row.component == "kv_scales"]
+    weights = sum(row.nbytes for row in after if row.component != "kv_scales")
+    target = plan.options.to.upper()
+    return {
+        "target": f"{target}, {plan.options.layout} layout" if target == "NVFP4" else target,
+        "options": plan.options.as_dict(),
+        "source": {
+            "location": plan.source.location,
+            "tensors": len(plan.source.tensors),
+            "bytes": source_bytes,
+            "components": _rows(before),
+        },
+        "output": {
+            "tensors": len(outputs),
+            "weights_bytes": weights,
+            "kv_scales": sum(row.tensors for row in kv_scales),
+            "kv_scale_bytes": sum(row.nbytes for row in kv_scales),
+            "file_bytes": plan.file_bytes,
+            "shards": len(plan.units),
+            "components": _rows(after),
+        },
+        "change_percent": percent_change(source_bytes, weights),
+        "announced": _announced(plan, before),
+        "quantised_modules": len(plan.quantised),
+        "kept": _kept(plan),
+        "dropped": _dropped(plan),
+        "ignored": [
+            {"pattern": i.pattern, "modules": i.modules, "would_be_quantised": len(i.quantised)}
+            for i in plan.ignored
+        ],
+        "config_edits": _config_lines(plan),
+        "kv_notes": dict(NVFP4_KV_NOTES) if plan.options.to == "nvfp4" else {},
+        "findings": [*(f.as_dict() for f in plan.findings), *resources.pop("findings", [])],
+        "resources": resources,
+    }
+
+
+def resource_summary(plan: ConversionPlan, out: Path | None, jobs: int) -> dict[str, Any]:
+    """Disk, memory and work of a plan.
+
+    Args:
+        out: free space is asked of the nearest folder above it that exists; None: do not ask.
+    """
+    side_files, notes = list_side_files(plan.source)
+    folders: Counter[str] = Counter()
+    for side in side_files:
+        folders[side.folder or ""] += side.nbytes
+    disk = None if out is None else _existing(out)
+    jobs = min(jobs, len(plan.units))
+    return {
+        "side_files": len(side_files),
+        "side_bytes": folders.pop("", 0),
+        "side_folders": dict(folders),
+        "needed_bytes": plan.file_bytes + sum(side.nbytes for side in side_files),
+        "free_bytes": None if disk is None else shutil.disk_usage(disk).free,
+        "disk": None if disk is None else str(disk),
+        "jobs": jobs,
+        "peak_memory_bytes": PARENT_BYTES + jobs * WORKER_BYTES,
+        "read_bytes": plan.read_bytes,
+        "write_bytes": plan.file_bytes,
+        "findings": [f.as_dict() for f in notes],
+    }
+
+
+def default_jobs() -> int:
+    """min(4, cores this process may use)."""
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if p.is_dir())
+
+
+def _rows(rows: Iterable[SizeRow]) -> list[dict[str, Any]]:
+    return [row._asdict() for row in rows]
+
+
+def _announced(plan: ConversionPlan, before: list[SizeRow]) -> dict[str, Any] | None:
+    """The announced sizes, when the source is the release they speak of and the target NVFP4."""
+    release = release_of(sum(r.tensors for r in before), sum(r.nbytes for r in before))
+    if release is None or plan.options.to != "nvfp4":
+        return None
+    with_mtp = any(row.component == "mtp" for row in before)
+    note = "" if with_mtp else "451.5 GB fits this release plus one MTP layer (451.470 GB)"
+    return {"before_gb": ANNOUNCED_GB[0], "after_gb": ANNOUNCED_GB[1], "note": note}
+
+
+def _kept(plan: ConversionPlan) -> list[str]:
+    """Why the other quantisable modules stay, one line per reason."""
+    reason = SCHEMES[plan.options.to].reason
+    return [f"{len(plan.modules) - len(plan.quantised):,} modules: {reason}"]
+
+
+def _dropped(plan: ConversionPlan) -> list[dict[str, Any]]:
+    """Dropped tensors by reason."""
+    count: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for tensor, reason in plan.dropped:
+        count[reason] += 1
+        nbytes[reason] += tensor.nbytes
+        example.setdefault(reason, tensor.name)
+    return [
+        {"reason": r, "tensors": n, "bytes": nbytes[r], "example": example[r]}
+        for r, n in count.items()
+    ]
+
+
+def _config_lines(plan: ConversionPlan) -> list[str]:
+    """What the output's config.json says differently from the source's."""
+    kv = declared_kv_format(plan.options)
+    declared = f", KV cache declared {kv.upper()}" if kv else ", no KV cache declared"
+    block = {
+        "nvfp4 modelopt": "quant_method modelopt, MIXED_PRECISION" + declared
+        + "; hf_quant_config.json says the same",
+        "nvfp4 minimax": "the vendor's mxfp8 block with moe_quant_algo NVFP4" + declared,
+        "mxfp8 modelopt": "the vendor's mxfp8 block",
+        "bf16 modelopt": "removed",
+    }  # fmt: skip
+    options = plan.options
+    layout = options.layout if options.to == "nvfp4" else "modelopt"
+    return [f"quantization_config: {block[f'{options.to} {layout}']}", *config_edits(plan)]

@@ -1,0 +1,138 @@
+"""Files that appear whole or not at all: written as `.partial`, hashed, synced, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple
+
+from mmq.errors import MachineError, RefusedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PARTIAL = ".partial"
+
+
+class FileRecord(NamedTuple):
+    """A finished file's size and SHA-256."""
+
+    size: int
+    sha256: str
+
+
+class AtomicFile:
+    """A file written front to back; its final name appears only after everything is on disk.
+
+    Use as a context manager and call `commit`; leaving without it removes the partial file.
+
+    Raises:
+        MachineError: the disk is full, or a file-size limit was hit.
+        RefusedError: another process is writing the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + PARTIAL)
+        self._hash = hashlib.sha256()
+        self._size = 0
+        self._fd = -1
+        self._mode: int | None = None
+
+    def __enter__(self) -> AtomicFile:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # 0666 & ~umask, and the mode of a file that is being replaced
+        self._mode = self.path.stat().st_mode & 0o777 if self.path.exists() else None
+        self._fd = os.open(self.partial, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            # an orphan of a killed run may still hold it for a moment
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise RefusedError(
+                "locked",
+                f"another process is writing {self.partial.name}",
+                where=str(self.partial),
+                hint="wait for the other run to end",
+            ) from None
+        os.ftruncate(self._fd, 0)
+        return self
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes."""
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        try:
+            while view:
+                written = os.write(self._fd, view)
+                view = view[written:]
+                self._size += written
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def commit(self) -> FileRecord:
+        """Sync, rename, and sync the folder, so that the name means the whole file."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        if self._mode is not None:
+            os.fchmod(self._fd, self._mode)
+        self.partial.replace(self.path)
+        os.close(self._fd)
+        self._fd = -1
+        sync_folder(self.path.parent)
+        return FileRecord(self._size, self._hash.hexdigest())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self.partial.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: Buffer) -> FileRecord:
+    """Write a small file atomically."""
+    with AtomicFile(path) as file:
+        file.write(data)
+        return file.commit()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def disk_error(error: OSError, path: Path) -> MachineError:
+    """A write that failed, told with what is free."""
+    try:
+        stat = os.statvfs(path.parent)
+        free = f"{stat.f_bavail * stat.f_frsize:,} bytes free"
+    except OSError:
+        free = "unknown"
+    reasons = {
+        errno.ENOSPC: ("disk-full", "the disk is full"),
+        errno.EDQUOT: ("disk-full", "the disk quota is used up"),
+        errno.EFBIG: ("file-size-limit", "a file-size limit was hit"),
+    }
+    id, why = reasons.get(error.errno or 0, ("write-failed", error.strerror or str(error)))
+    return MachineError(
+        id,
+        f"writing {path.name} failed: {why}",
+        where=str(path),
+        got=free,
+        hint="free space, then run the same command again: finished shards are kept",
+    )

@@ -1,0 +1,1 @@
+"""The same few operations several ways; `ops` dispatches to a backend."""

@@ -1,0 +1,1 @@
+"""Table-driven numba implementations, bit-equal to the references."""

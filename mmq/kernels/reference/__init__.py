@@ -1,0 +1,1 @@
+"""Readable torch references: the normative definition of every operation."""

@@ -1,0 +1,72 @@
+"""The torch references behind the numpy interface of `mmq.kernels.results.Backend`."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..results import F32, F64, U8, U16, AnyArray
+from . import mxfp8, nvfp4
+from .e4m3 import bf16_bits
+
+
+def _tensor(array: AnyArray) -> Tensor:
+    # A copy, because torch cannot share read-only memory, which is what mapped files give.
+    return torch.from_numpy(np.array(array))
+
+
+def _scalar(s2: np.float32) -> Tensor:
+    return torch.tensor(float(s2), dtype=torch.float32)
+
+
+def mxfp8_amax(codes_OK: U8, scale_OG: U8) -> np.float32:
+    """The largest magnitude of an MXFP8 tensor; inf where it overflows F32."""
+    values = mxfp8.dequantize_mxfp8(_tensor(codes_OK), _tensor(scale_OG))
+    return np.float32(values.abs().max().item())
+
+
+def quantize_nvfp4_from_mxfp8(codes_OK: U8, scale_OG: U8, s2: np.float32) -> tuple[U8, U8, F64]:
+    """MXFP8 to NVFP4 by way of the F32 values, which hold every MXFP8 number exactly."""
+    values = mxfp8.dequantize_mxfp8(_tensor(codes_OK), _tensor(scale_OG))
+    return _arrays(nvfp4.quantize_nvfp4(values, _scalar(s2)))
+
+
+def quantize_nvfp4_from_f32(values_OK: F32, s2: np.float32) -> tuple[U8, U8, F64]:
+    """F32 to NVFP4."""
+    return _arrays(nvfp4.quantize_nvfp4(_tensor(values_OK), _scalar(s2)))
+
+
+def quantize_mxfp8_from_f32(values_OK: F32) -> tuple[U8, U8, F64]:
+    """F32 to MXFP8."""
+    return _arrays(mxfp8.quantize_mxfp8(_tensor(values_OK)))
+
+
+def dequantize_mxfp8_bf16(codes_OK: U8, scale_OG: U8) -> U16:
+    """MXFP8 to BF16 bits."""
+    values = mxfp8.dequantize_mxfp8(_tensor(codes_OK), _tensor(scale_OG))
+    return cast(U16, bf16_bits(values).numpy())
+
+
+def dequantize_mxfp8_f32(codes_OK: U8, scale_OG: U8) -> F32:
+    """MXFP8 to F32."""
+    return cast(F32, mxfp8.dequantize_mxfp8(_tensor(codes_OK), _tensor(scale_OG)).numpy())
+
+
+def dequantize_nvfp4_bf16(packed_OP: U8, scale_OB: U8, s2: np.float32) -> U16:
+    """NVFP4 to BF16 bits: the F32 value, rounded once more."""
+    values = nvfp4.dequantize_nvfp4(_tensor(packed_OP), _tensor(scale_OB), _scalar(s2))
+    return cast(U16, bf16_bits(values).numpy())
+
+
+def dequantize_nvfp4_f32(packed_OP: U8, scale_OB: U8, s2: np.float32) -> F32:
+    """NVFP4 to F32."""
+    values = nvfp4.dequantize_nvfp4(_tensor(packed_OP), _tensor(scale_OB), _scalar(s2))
+    return cast(F32, values.numpy())
+
+
+def _arrays(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[U8, U8, F64]:
+    packed, scale, rows = (tensor.numpy() for tensor in tensors)
+    return packed, scale, rows

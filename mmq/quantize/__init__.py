@@ -1,0 +1,1 @@
+"""Numerics and policy: knows tensors, never files."""

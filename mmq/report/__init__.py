@@ -1,0 +1,1 @@
+"""One report schema for conversion and verification, and its renderings."""

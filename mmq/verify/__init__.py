@@ -1,0 +1,1 @@
+"""Is it right? Structure and weights of a converted checkpoint, judged against its source."""

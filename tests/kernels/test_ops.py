@@ -1,0 +1,186 @@
+"""The dispatcher: what it refuses, what it imports, which backend it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+
+import numba
+import numpy as np
+import pytest
+
+from mmq.kernels import ops
+from mmq.kernels.cpu import jit
+
+ONE = np.float32(1)
+
+
+def u8(*shape):
+    return np.zeros(shape, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scale"),
+    [
+        (u8(2, 48), u8(2, 1)),
+        (u8(2, 64), u8(2, 1)),
+        (u8(2, 64), u8(3, 2)),
+        (u8(64), u8(2)),
+        (u8(2, 0), u8(2, 0)),
+        (u8(2, 64), u8(2, 2).astype(np.int8)),
+    ],
+    ids=str,
+)
+def test_mxfp8_shapes_are_checked(codes, scale):
+    for op in (ops.mxfp8_amax, ops.dequantize_mxfp8, ops.dequantize_mxfp8_f32):
+        with pytest.raises(ValueError, match="MXFP8 codes"):
+            op(codes, scale)
+    with pytest.raises(ValueError, match="MXFP8 codes"):
+        ops.quantize_nvfp4_from_mxfp8(codes, scale, ONE)
+
+
+def test_shape_errors_name_both_shapes():
+    with pytest.raises(ValueError, match=r"\[2, 64\].*\[2, 1\]"):
+        ops.mxfp8_amax(u8(2, 64), u8(2, 1))
+
+
+def test_nvfp4_shapes_are_checked():
+    for op in (ops.dequantize_nvfp4, ops.dequantize_nvfp4_f32):
+        with pytest.raises(ValueError, match="packed NVFP4"):
+            op(u8(2, 12), u8(2, 1), ONE)
+        with pytest.raises(ValueError, match="packed NVFP4"):
+            op(u8(2, 16), u8(2, 1), ONE)
+
+
+@pytest.mark.parametrize("s2", [0, -1, np.nan, np.inf, 2.0**-127])
+def test_unusable_global_scales_are_refused(s2):
+    with pytest.raises(ValueError, match="global scale"):
+        ops.quantize_nvfp4_from_mxfp8(u8(1, 32), u8(1, 1), np.float32(s2))
+    with pytest.raises(ValueError, match="global scale"):
+        ops.quantize_nvfp4_from_float(np.zeros((1, 16), np.float32), "F32", np.float32(s2))
+    with pytest.raises(ValueError, match="global scale"):
+        ops.dequantize_nvfp4(u8(1, 8), u8(1, 1), np.float32(s2))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.zeros((2, 24), np.float32), "F32"),
+        (np.zeros(16, np.float32), "F32"),
+        (np.zeros((2, 32), np.float32), "BF16"),
+        (np.zeros((2, 32), np.uint16), "F32"),
+        (np.zeros((2, 32), np.float64), "F64"),
+    ],
+)
+def test_float_inputs_are_checked(values, dtype):
+    with pytest.raises(ValueError, match=r"shape|read as"):
+        ops.quantize_nvfp4_from_float(values, dtype, ONE)
+    with pytest.raises(ValueError, match=r"shape|read as"):
+        ops.quantize_mxfp8(values, dtype)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_any_memory_layout(random_mxfp8, backend):
+    """Mapped files give read-only, unaligned memory; slices give gaps. The bytes stay the same."""
+    codes, scale = random_mxfp8(6, 64, seed=17)
+    bits = ops.dequantize_mxfp8(codes, scale)
+    plain = ops.quantize_nvfp4_from_mxfp8(codes, scale, ONE, backend=backend)
+    plain_float = ops.quantize_nvfp4_from_float(bits, "BF16", ONE, backend=backend)
+    gaps = np.repeat(codes, 2, axis=1)[:, ::2]
+    frozen = np.frombuffer(codes.tobytes(), np.uint8).reshape(codes.shape)
+    for form in (gaps, frozen, np.asfortranarray(codes)):
+        out = ops.quantize_nvfp4_from_mxfp8(form, scale, ONE, backend=backend)
+        np.testing.assert_array_equal(out.packed, plain.packed)
+    for dtype, source in (("BF16", bits), ("F32", ops.dequantize_mxfp8_f32(codes, scale))):
+        raw = np.frombuffer(b"\0" + source.tobytes(), np.uint8)[1:]
+        unaligned = raw.view(source.dtype).reshape(codes.shape)
+        assert not unaligned.flags.aligned
+        out = ops.quantize_nvfp4_from_float(unaligned, dtype, ONE, backend=backend)
+        np.testing.assert_array_equal(out.packed, plain_float.packed)
+
+
+def test_inputs_are_not_written(random_mxfp8):
+    codes, scale = random_mxfp8(2, 64, seed=19)
+    before = codes.copy(), scale.copy()
+    for backend in ("cpu", "reference"):
+        ops.quantize_nvfp4_from_mxfp8(codes, scale, ONE, backend=backend)
+        ops.dequantize_mxfp8(codes, scale, backend=backend)
+    assert codes.flags.writeable
+    np.testing.assert_array_equal(codes, before[0])
+    np.testing.assert_array_equal(scale, before[1])
+
+
+def test_threads_have_their_own_tables(random_mxfp8):
+    codes, scale = random_mxfp8(64, 512, seed=23)
+    scales = [np.float32(2.0**-n) for n in (10, 13)]
+    want = {s2: ops.quantize_nvfp4_from_mxfp8(codes, scale, s2) for s2 in scales}
+    wrong = []
+
+    def work(s2):
+        for _ in range(20):
+            out = ops.quantize_nvfp4_from_mxfp8(codes, scale, s2)
+            if out.packed.tobytes() != want[s2].packed.tobytes():
+                wrong.append(s2)
+
+    threads = [threading.Thread(target=work, args=(s2,)) for s2 in scales]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_import_is_light():
+    run_python(
+        "import sys, mmq.kernels.ops, mmq.quantize.global_scale\n"
+        "assert not {'torch', 'numba'} & set(sys.modules), 'heavy import'"
+    )
+
+
+def test_fast_backend_does_not_import_torch():
+    run_python(
+        "import sys, numpy as np; from mmq.kernels import ops\n"
+        "ops.dequantize_mxfp8(np.zeros((1, 32), np.uint8), np.zeros((1, 1), np.uint8))\n"
+        "assert 'numba' in sys.modules and 'torch' not in sys.modules"
+    )
+
+
+def test_without_numba_the_reference_serves_with_one_warning():
+    done = run_python(
+        "import sys; sys.modules['numba'] = None\n"
+        "import numpy as np; from mmq.kernels import ops\n"
+        "codes = np.arange(32, dtype=np.uint8)[None]; scale = np.full((1, 1), 120, np.uint8)\n"
+        "for _ in range(2): out = ops.quantize_nvfp4_from_mxfp8(codes, scale, np.float32(1))\n"
+        "print(ops.resolve_backend(), out.packed.tobytes().hex())"
+    )
+    codes = np.arange(32, dtype=np.uint8)[None]
+    ours = ops.quantize_nvfp4_from_mxfp8(codes, np.full((1, 1), 120, np.uint8), ONE)
+    assert done.stdout.split() == ["reference", ours.packed.tobytes().hex()]
+    assert done.stderr.count("numba cannot be imported") == 1
+
+
+def test_backend_names():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ops.resolve_backend() == "cpu"
+    with pytest.raises(ValueError, match="unknown backend"):
+        ops.mxfp8_amax(u8(1, 32), u8(1, 1), backend="gpu")
+
+
+def test_compiles_without_a_cache_folder(monkeypatch):
+    """Where nothing is writable numba refuses to cache; importing the kernels must still work."""
+    real = numba.njit
+
+    def njit(*args, cache=False, **settings):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*args, **settings)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert jit.jit(lambda x: x + 1)(1) == 2
