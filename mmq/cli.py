@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from mmq.convert.checkpoint import Checkpoint
     from mmq.convert.options import ConvertOptions
 
+#: Reasons not to convert that are no fault of the source's.
+_NOTHING_WRONG = ("already-converted", "nothing-to-convert")
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -106,7 +109,8 @@ def _outcome(
     except MmqError as error:
         if to is not None:
             raise
-        console.warn(f"cannot be converted to nvfp4: error[{error.id}]: {error.message}")
+        say = console.note if error.id in _NOTHING_WRONG else console.warn
+        say(f"convert --to nvfp4 would refuse this source: [{error.id}] {error.message}")
         return None
     return plan_summary(plan, resource_summary(plan, None, 1))
 

@@ -151,13 +151,11 @@ def _only_weight_file(root: Path) -> str:
     )  # fmt: skip
 
 
-def _read_shards(
-    root: Path, names: list[str]
-) -> tuple[dict[str, TensorInfo], dict[str, Shard]]:
+def _read_shards(root: Path, names: list[str]) -> tuple[dict[str, TensorInfo], dict[str, Shard]]:
     missing = [n for n in names if not (root / n).exists()]
     dangling = [n for n in missing if (root / n).is_symlink()]
     if dangling:
-        target = os.readlink(root / dangling[0])
+        target = (root / dangling[0]).readlink()
         raise BadInputError(
             "shard-link-dangling",
             f"{dangling[0]} links to {target}, which does not exist",
@@ -195,7 +193,7 @@ def _read_shards(
 def _hub_sha256(path: Path) -> str | None:
     """SHA-256 the Hub's cache vouches for: a snapshot links to a blob named by its digest."""
     if path.is_symlink():
-        blob = Path(os.readlink(path)).name
+        blob = path.readlink().name
         if len(blob) == 64 and set(blob) <= set("0123456789abcdef"):
             return blob
     return None

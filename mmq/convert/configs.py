@@ -156,7 +156,9 @@ def _modelopt_block(plan: ConversionPlan) -> dict[str, Any]:
 def _ignored(plan: ConversionPlan) -> list[str]:
     """`ignored_layers` in the vendor's spelling: bare tree names, lm_head without its prefix."""
     names = [n.removesuffix("*") for n in _exclusions(plan)]
-    bare = [n.removeprefix("language_model.") for n in names if n.endswith(("lm_head", "embed_tokens"))]
+    bare = [
+        n.removeprefix("language_model.") for n in names if n.endswith(("lm_head", "embed_tokens"))
+    ]
     return sorted({*names, *bare})
 
 

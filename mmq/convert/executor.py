@@ -47,9 +47,9 @@ class UnitContext:
 
 
 class UnitResult(NamedTuple):
-    """A finished shard.  `rows` are `tasks.TensorRow` fields."""
+    """A finished shard: `unit` is its number, `rows` are `tasks.TensorRow` fields."""
 
-    index: int
+    unit: int
     filename: str
     bytes: int
     sha256: str
@@ -145,8 +145,7 @@ class _Pool:
         while self._busy:
             ready = wait(list(self._busy), timeout=0.5)
             memory.sample(p.pid for p in self._workers.values() if p.pid)
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
+            for pipe in (p for p in self._busy.copy() if p in ready):
                 kind, value = self._receive(pipe)
                 if kind == "progress":
                     progress(value)

@@ -31,7 +31,7 @@ MANIFEST_FORMAT = "mmq-manifest/1"
 class ShardRecord(NamedTuple):
     """A finished shard, of this run or an earlier one."""
 
-    index: int
+    unit: int
     name: str
     bytes: int
     sha256: str
@@ -42,7 +42,9 @@ def row_from_json(values: Iterable[Any]) -> TensorRow:
     """A `TensorRow` as the journal stored it."""
     row = TensorRow(*values)
     other = row.other_scalar
-    return row._replace(shape=tuple(row.shape), other_scalar=(other[0], other[1]) if other else None)
+    return row._replace(
+        shape=tuple(row.shape), other_scalar=(other[0], other[1]) if other else None
+    )
 
 
 def write_everything_but_index(

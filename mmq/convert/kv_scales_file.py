@@ -1,6 +1,7 @@
 """KV scales from a file: one positive F32 per layer and side.
 
-    {"format": "mmq-kv-scales/1", "scales": {"language_model.model.layers.0.self_attn.k_proj.k_scale": 0.12, …}}
+{"format": "mmq-kv-scales/1",
+     "scales": {"language_model.model.layers.0.self_attn.k_proj.k_scale": 0.12, …}}
 """
 
 from __future__ import annotations

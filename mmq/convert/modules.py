@@ -109,9 +109,7 @@ def _refuse_non_float_experts(
         )
 
 
-def _refuse_orphans(
-    name: str, parts: dict[str, TensorInfo], weight: TensorInfo | None
-) -> None:
+def _refuse_orphans(name: str, parts: dict[str, TensorInfo], weight: TensorInfo | None) -> None:
     """A scale beside an unquantised weight (or none at all) means something was lost."""
     for suffix in (*MXFP8_SCALE_NAMES, MODELOPT.global_scale, MINIMAX.global_scale):
         if suffix in parts:
@@ -156,7 +154,9 @@ def _mxfp8(name: str, parts: dict[str, TensorInfo], role: Role, weight: TensorIn
 
 def _nvfp4(name: str, parts: dict[str, TensorInfo], role: Role, format: str) -> Module:
     layout = NVFP4_LAYOUT_OF[format]
-    missing = [s for s in (layout.packed, layout.block_scale, layout.global_scale) if s not in parts]
+    missing = [
+        s for s in (layout.packed, layout.block_scale, layout.global_scale) if s not in parts
+    ]
     if missing:
         raise BadInputError(
             "nvfp4-tensor-missing",

@@ -29,7 +29,7 @@ def refuse_overlap(source: Checkpoint, out: Path) -> None:
     if source.root is None:
         raise UsageError(
             "source-has-no-weights",
-            f"{source.location} is a header manifest: it can be inspected and planned, not converted",
+            f"{source.location} is a header manifest: it can be planned, but has nothing to convert",
             where=source.location,
             hint="add --dry-run, or name a folder that holds the weights",
         )

@@ -95,6 +95,7 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     experts = open_checkpoint(options.experts_from) if options.experts_from else None
     candidates = _candidates(modules, options)
     ignored, reports = apply_ignore(options.ignore, modules, frozenset(candidates))
+    _check_ignorable(options, [modules[n] for n in candidates if n in ignored])
     check_fused_groups({n: modules[n].role for n in candidates}, ignored)
     quantised = frozenset(candidates) - ignored
     _check_something_to_do(quantised, candidates, options)
@@ -152,6 +153,19 @@ def _check_convertible(module: Module, options: ConvertOptions) -> None:
             where=module.name,
             hint=f"--layout {'minimax' if layout.name == 'modelopt' else 'modelopt'}, or --to bf16",
         )
+
+
+def _check_ignorable(options: ConvertOptions, ignored: list[Module]) -> None:
+    """Ignoring leaves MXFP8 or floats in place; a checkpoint of two NVFP4 layouts loads nowhere."""
+    for module in ignored:
+        if options.to == "bf16" or module.format in NVFP4_LAYOUT_OF:
+            raise UsageError(
+                "option-conflict",
+                f"--ignore would leave {module.name} as {module.format} in a checkpoint whose"
+                " config cannot say so",
+                where=module.name,
+                hint="leave out --ignore: it chooses what --to nvfp4 and --to mxfp8 quantise",
+            )
 
 
 def _check_something_to_do(

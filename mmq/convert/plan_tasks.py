@@ -70,9 +70,7 @@ class TaskBuilder:
         self.kv_values = self._kv_values(source, options)
         self.dropped: list[tuple[TensorInfo, str]] = []
 
-    def _kv_values(
-        self, source: Checkpoint, options: ConvertOptions
-    ) -> Mapping[str, float] | None:
+    def _kv_values(self, source: Checkpoint, options: ConvertOptions) -> Mapping[str, float] | None:
         if options.kv_scales in ("analytic", "unit", "none", None):
             return None
         return read_kv_scales(str(options.kv_scales), source)

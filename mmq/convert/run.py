@@ -1,15 +1,12 @@
 """`mmq convert`, from a source to a finished folder or a clear reason why not.
 
-    open ─► plan ─► may we write here? ─► run units (journalled) ─► everything else ─► the index
+open ─► plan ─► may we write here? ─► run units (journalled) ─► everything else ─► the index
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmq.console import Console
-from mmq.convert.checkpoint import INDEX_NAME, Checkpoint, open_checkpoint
-from mmq.convert.executor import UnitContext, UnitResult, run_units
+from mmq.convert.checkpoint import Checkpoint, open_checkpoint
+from mmq.convert.executor import UnitContext, run_units
 from mmq.convert.finalize import (
     ShardRecord,
     commit_index,
@@ -45,11 +42,6 @@ REPORT_NAME = "mmq-convert.json"
 #: Room for journal, index and file-system overhead beyond the files themselves.
 _SPARE_BYTES = 64 << 20
 _HASH_CHUNK = 8 << 20
-
-
-def default_jobs() -> int:
-    """min(4, cores this process may use)."""
-    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
 
 
 @dataclass(frozen=True)
@@ -124,9 +116,9 @@ def _run(
         for result in run_units(
             pending, _context(plan, out), settings.jobs, lambda n: progress.advance(n), memory
         ):
-            journal.record(result.index, _to_json(result))
-            done[result.index] = ShardRecord(
-                result.index, result.filename, result.bytes, result.sha256,
+            journal.record(result.unit, result._asdict())
+            done[result.unit] = ShardRecord(
+                result.unit, result.filename, result.bytes, result.sha256,
                 [TensorRow(*row) for row in result.rows],
             )  # fmt: skip
     _check_unchanged(plan)
@@ -152,13 +144,9 @@ def _context(plan: ConversionPlan, out: Path) -> UnitContext:
     return UnitContext(out, paths, plan.options.allow_nonfinite, gemma)
 
 
-def _to_json(result: UnitResult) -> dict[str, Any]:
-    return result._asdict()
-
-
 def _from_json(record: Mapping[str, Any]) -> ShardRecord:
     rows = [row_from_json(r) for r in record["rows"]]
-    return ShardRecord(record["index"], record["filename"], record["bytes"], record["sha256"], rows)
+    return ShardRecord(record["unit"], record["filename"], record["bytes"], record["sha256"], rows)
 
 
 def _check_free_space(out: Path, nbytes: int) -> None:
@@ -210,13 +198,3 @@ def _source_hashes(source: Checkpoint, console: Console) -> dict[str, str]:
                     got=hashes[name], expected=shard.sha256,
                 )  # fmt: skip
     return hashes
-
-
-def resume_hint(out: Path) -> str:
-    """What to type after an interruption."""
-    state = "finished" if (out / INDEX_NAME).is_file() else "kept for a resume"
-    command = shlex.join(["mmq", *sys.argv[1:]])
-    return f"finished shards are {state}; run the same command again: {command}"
-
-
-__all__ = ["RunSettings", "convert", "default_jobs", "resume_hint"]

@@ -82,7 +82,7 @@ def _walk(folder: Path, root: Path, seen: set[Path]) -> Iterator[tuple[Path, str
         elif path.is_symlink():
             raise BadInputError(
                 "side-file-link-dangling",
-                f"{path.relative_to(root)} links to {os.readlink(path)}, which does not exist",
+                f"{path.relative_to(root)} links to {path.readlink()}, which does not exist",
                 where=str(path.relative_to(root)),
-                got=os.readlink(path),
+                got=path.readlink(),
             )

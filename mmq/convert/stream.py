@@ -57,7 +57,7 @@ class SourceReader:
             BadInputError: the file ends early, so it changed since its header was checked.
         """
         buffer = np.empty(nbytes, np.uint8)
-        view = memoryview(buffer)
+        view = buffer.data
         fd = self._fd(self._paths[origin][tensor.shard])
         done = 0
         while done < nbytes:

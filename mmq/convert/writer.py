@@ -123,16 +123,18 @@ def disk_error(error: OSError, path: Path) -> MachineError:
         free = f"{stat.f_bavail * stat.f_frsize:,} bytes free"
     except OSError:
         free = "unknown"
-    reasons = {
-        errno.ENOSPC: ("disk-full", "the disk is full"),
-        errno.EDQUOT: ("disk-full", "the disk quota is used up"),
-        errno.EFBIG: ("file-size-limit", "a file-size limit was hit"),
-    }
-    id, why = reasons.get(error.errno or 0, ("write-failed", error.strerror or str(error)))
+    hint = "free space, then run the same command again: finished shards are kept"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MachineError(
+            "disk-full", f"the disk is full: {path.name} could not be written",
+            where=str(path), got=free, hint=hint,
+        )  # fmt: skip
+    if error.errno == errno.EFBIG:
+        return MachineError(
+            "file-size-limit", f"a file-size limit was hit: {path.name} could not be written",
+            where=str(path), got=free, hint="ulimit -f unlimited, or a smaller --max-shard-size",
+        )  # fmt: skip
     return MachineError(
-        id,
-        f"writing {path.name} failed: {why}",
-        where=str(path),
-        got=free,
-        hint="free space, then run the same command again: finished shards are kept",
-    )
+        "write-failed", f"{path.name} could not be written: {error.strerror or error}",
+        where=str(path), got=free, hint=hint,
+    )  # fmt: skip

@@ -52,7 +52,6 @@ _NO_ERRORS = ErrorSums()
 _SLAB_ELEMENTS = 65536
 
 
-@functools.cache
 def resolve_backend(name: str = "auto") -> str:
     """The backend that `name` stands for on this machine.
 
@@ -61,6 +60,11 @@ def resolve_backend(name: str = "auto") -> str:
     Raises:
         ValueError: unknown name.  ImportError: the backend asked for cannot be imported.
     """
+    return _resolve(name)
+
+
+@functools.cache
+def _resolve(name: str) -> str:
     if name == "auto":
         try:
             importlib.import_module(BACKENDS["cpu"])
@@ -216,7 +220,7 @@ def dequantize_nvfp4_f32(
 
 
 def _load(backend: str) -> Backend:
-    return cast(Backend, importlib.import_module(BACKENDS[resolve_backend(backend)]))
+    return cast(Backend, importlib.import_module(BACKENDS[_resolve(backend)]))
 
 
 def _check_mxfp8(codes_OK: U8, scale_OG: U8) -> tuple[U8, U8]:

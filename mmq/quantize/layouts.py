@@ -74,4 +74,9 @@ MXFP8_SCALE_NAMES = ("weight_scale_inv", "weight_scale")
 K_SCALE = "self_attn.k_proj.k_scale"
 V_SCALE = "self_attn.v_proj.v_scale"
 #: KV-scale names seen in the wild that M3 loaders drop silently.
-KV_SCALE_NAMES_DROPPED = ("k_proj.output_scale", "v_proj.output_scale", "kv_scale", "qkv_proj.k_scale")
+KV_SCALE_NAMES_DROPPED = (
+    "k_proj.output_scale",
+    "v_proj.output_scale",
+    "kv_scale",
+    "qkv_proj.k_scale",
+)

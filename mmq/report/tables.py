@@ -1,6 +1,7 @@
 """Sizes and plans as lines of text: pure functions of plain data, no printing.
 
-Sizes are shown in GB (10⁹ bytes) and GiB (2³⁰ bytes), because both are quoted for this model.
+Sizes are shown in GB (10⁹ bytes) and GiB (2³⁰ bytes), because both are quoted for this model;
+small models in MB and MiB or kB and KiB.
 """
 
 from __future__ import annotations
@@ -49,21 +50,51 @@ class KvBytes(NamedTuple):
     index_nvfp4: int | None
 
 
-def gb(nbytes: int) -> str:
-    """Decimal gigabytes, three decimals."""
-    return f"{nbytes / 1e9:.3f}"
+class Unit(NamedTuple):
+    """A decimal unit and its binary counterpart."""
+
+    name: str
+    nbytes: int
+    binary_name: str
+    binary_nbytes: int
+
+    def decimal(self, nbytes: int) -> str:
+        """The size in this unit, three decimals."""
+        return f"{nbytes / self.nbytes:.3f}"
+
+    def binary(self, nbytes: int) -> str:
+        """The size in the binary unit, three decimals."""
+        return f"{nbytes / self.binary_nbytes:.3f}"
 
 
-def gib(nbytes: int) -> str:
-    """Binary gibibytes, three decimals."""
-    return f"{nbytes / 2**30:.3f}"
+_UNITS = (
+    Unit("GB", 10**9, "GiB", 2**30),
+    Unit("MB", 10**6, "MiB", 2**20),
+    Unit("kB", 10**3, "KiB", 2**10),
+)
+
+
+def unit_for(nbytes: int) -> Unit:
+    """The unit a table with this total is shown in: GB, or less for small test models."""
+    return next((unit for unit in _UNITS if nbytes >= unit.nbytes), _UNITS[-1])
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes, GB and GiB in one phrase; small sizes in bytes only."""
-    if nbytes < 1_000_000:
+    """Bytes, then in the decimal and the binary unit; under 1 kB in bytes only."""
+    if nbytes < 1000:
         return f"{nbytes:,} B"
-    return f"{nbytes:,} B = {gb(nbytes)} GB = {gib(nbytes)} GiB"
+    unit = unit_for(nbytes)
+    decimal, binary = unit.decimal(nbytes), unit.binary(nbytes)
+    return f"{nbytes:,} B = {decimal} {unit.name} = {binary} {unit.binary_name}"
+
+
+def short_size(nbytes: int) -> str:
+    """The size in its decimal unit alone."""
+    return (
+        f"{nbytes} B"
+        if nbytes < 1000
+        else f"{unit_for(nbytes).decimal(nbytes)} {unit_for(nbytes).name}"
+    )
 
 
 def percent_change(before: int, after: int) -> float | None:
@@ -92,34 +123,45 @@ def columns(rows: Iterable[Sequence[str]], left: int) -> list[str]:
 
 def size_table(rows: Sequence[SizeRow]) -> list[str]:
     """Bytes by component × dtype, with a total."""
-    head = ("component", "format", "dtype", "tensors", "bytes", "GB", "GiB")
-    body = [(r.component, r.format, r.dtype, *_amounts(r.tensors, r.nbytes)) for r in rows]
-    total = ("total", "", "", *_amounts(sum(r.tensors for r in rows), sum(r.nbytes for r in rows)))
-    return columns([head, *body, total], left=3)
+    total = _total(rows)
+    unit = unit_for(total.nbytes)
 
+    def amounts(row: SizeRow) -> tuple[str, str, str, str]:
+        size = row.nbytes
+        return f"{row.tensors:,}", f"{size:,}", unit.decimal(size), unit.binary(size)
 
-def _amounts(tensors: int, nbytes: int) -> tuple[str, str, str, str]:
-    return f"{tensors:,}", f"{nbytes:,}", gb(nbytes), gib(nbytes)
+    head = ("component", "format", "dtype", "tensors", "bytes", unit.name, unit.binary_name)
+    return columns([head, *((*row[:3], *amounts(row)) for row in (*rows, total))], left=3)
 
 
 def change_table(before: Sequence[SizeRow], after: Sequence[SizeRow]) -> list[str]:
     """Bytes by component × dtype before and after, with totals."""
+    unit = unit_for(_total(before).nbytes)
+
+    def sizes(row: SizeRow | None) -> tuple[str, str]:
+        return (unit.decimal(row.nbytes), unit.binary(row.nbytes)) if row else (_EMPTY, _EMPTY)
+
     old = {row[:3]: row for row in before}
     new = {row[:3]: row for row in after}
     rank = {component: i for i, component in enumerate(dict.fromkeys(r.component for r in before))}
     keys = sorted({**old, **new}, key=lambda k: rank.get(k[0], len(rank)))
-    body = [(*key, *_sizes(old.get(key)), *_sizes(new.get(key))) for key in keys]
-    totals = (_sizes(_total(before)), _sizes(_total(after)))
-    head = ("component", "format", "dtype", "before GB", "GiB", "after GB", "GiB")
-    return columns([head, *body, ("total", "", "", *totals[0], *totals[1])], left=3)
+    body = [(*key, *sizes(old.get(key)), *sizes(new.get(key))) for key in keys]
+    totals = (*sizes(_total(before)), *sizes(_total(after)))
+    units = (unit.name, unit.binary_name)
+    head = (
+        "component",
+        "format",
+        "dtype",
+        f"before {units[0]}",
+        units[1],
+        f"after {units[0]}",
+        units[1],
+    )
+    return columns([head, *body, ("total", "", "", *totals)], left=3)
 
 
 def _total(rows: Sequence[SizeRow]) -> SizeRow:
     return SizeRow("total", "", "", sum(r.tensors for r in rows), sum(r.nbytes for r in rows))
-
-
-def _sizes(row: SizeRow | None) -> tuple[str, str]:
-    return (_EMPTY, _EMPTY) if row is None else (gb(row.nbytes), gib(row.nbytes))
 
 
 def kv_lines(kv: KvBytes | None) -> list[str]:
@@ -161,8 +203,8 @@ def outcome_lines(data: Mapping[str, Any]) -> list[str]:
     out = data["output"]
     change = percent_text(data["change_percent"])
     lines = [
-        f"convert  {data['target']}: {gb(data['source']['bytes'])} →"
-        f" {gb(out['weights_bytes'])} GB of weights ({change})",
+        f"convert  {data['target']}: {short_size(data['source']['bytes'])} →"
+        f" {short_size(out['weights_bytes'])} of weights ({change})",
         f"weights  {size_text(out['weights_bytes'])}",
     ]
     if out["kv_scales"]:
@@ -201,12 +243,13 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
     lines = [
         f"source   {source['location']}: {source['tensors']:,} tensors,"
         f" {size_text(source['bytes'])}",
+        *([f"inferred {source['inferred']}"] if source["inferred"] else []),
         *outcome_lines(data),
         "",
         *change_table(before, after),
     ]
     for title, items in (
-        ("stays as it is", data["kept"]),
+        ("formats", data["formats"]),
         ("dropped", [_dropped_line(d) for d in data["dropped"]]),
         ("--ignore", [_ignore_line(i) for i in data["ignored"]]),
         ("config", data["config_edits"]),
@@ -219,7 +262,7 @@ def plan_lines(data: Mapping[str, Any]) -> list[str]:
 
 def _dropped_line(dropped: Mapping[str, Any]) -> str:
     return (
-        f"{dropped['tensors']:,} tensors, {gb(dropped['bytes'])} GB: {dropped['reason']}"
+        f"{dropped['tensors']:,} tensors, {short_size(dropped['bytes'])}: {dropped['reason']}"
         f" (such as {dropped['example']})"
     )
 
@@ -245,8 +288,8 @@ def _resource_lines(resources: Mapping[str, Any]) -> list[str]:
         *lines,
         f"memory   about {resources['peak_memory_bytes'] / 1e9:.1f} GB at most (summed PSS) with"
         f" {jobs} job{'s' if jobs != 1 else ''}",
-        f"work     {gb(resources['read_bytes'])} GB to read,"
-        f" {gb(resources['write_bytes'])} GB to write, each once",
+        f"work     {short_size(resources['read_bytes'])} to read,"
+        f" {short_size(resources['write_bytes'])} to write, each once",
     ]
 
 
@@ -262,15 +305,17 @@ def convert_lines(report: Mapping[str, Any], src: str, out: str) -> list[str]:
     before, output = report["source"]["payload_bytes"], report["output"]
     kv = report["kv_scale_bytes"]
     weights = output["payload_bytes"] - kv
-    head = ("component", "before GB", "after GB")
+    unit = unit_for(before)
+    head = ("component", f"before {unit.name}", f"after {unit.name}")
     sizes = [(c["component"], c["before_bytes"], c["after_bytes"]) for c in report["components"]]
-    rows = [(n, gb(a), gb(b)) for n, a, b in (*sizes, ("total", before, output["payload_bytes"]))]
+    total = ("total", before, output["payload_bytes"])
+    rows = [(name, unit.decimal(a), unit.decimal(b)) for name, a, b in (*sizes, total)]
+    change = percent_text(percent_change(before, weights))
     folders = report["side_folder_bytes"].items()
     return [
         *columns([head, *rows], left=1),
         "",
-        f"weights  {gb(before)} → {gb(weights)} GB ({percent_text(percent_change(before, weights))})"
-        f", {size_text(weights)}",
+        f"weights  {short_size(before)} → {short_size(weights)} ({change}), {size_text(weights)}",
         f"files    {size_text(output['file_bytes'])} with headers, shards: {output['shards']}"
         + (f", {kv} B of them KV scales" if kv else ""),
         *(f"beside   {name}/ copied whole, {size_text(nbytes)}" for name, nbytes in folders),

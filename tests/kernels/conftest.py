@@ -50,7 +50,7 @@ def mxfp8_domain(all_codes_under_every_max):
 
 @pytest.fixture(scope="session")
 def all_bf16_pairs():
-    """BF16 bits U16 [O, 32]: every finite number, its neighbours in magnitude beside it, signs mixed.
+    """BF16 bits U16 [O, 32]: every finite number, signs mixed, in three arrangements.
 
     Sorted blocks span little, shuffled blocks everything from 0 to the largest number.
     """

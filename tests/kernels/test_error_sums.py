@@ -65,9 +65,7 @@ def test_running_sums_do_not_depend_on_chunks(random_mxfp8, backend, cut):
         lambda rows, error: ops.quantize_nvfp4_from_float(
             bits[rows], "BF16", s2, running=error, backend=backend
         ),
-        lambda rows, error: ops.quantize_mxfp8(
-            bits[rows], "BF16", running=error, backend=backend
-        ),
+        lambda rows, error: ops.quantize_mxfp8(bits[rows], "BF16", running=error, backend=backend),
     ]
     for job in jobs:
         whole = job(slice(None), ops.ErrorSums()).error
@@ -81,4 +79,4 @@ def test_merge_adds_and_takes_the_maximum():
     one, two = ops.ErrorSums(1.0, 0.25, 0.5), ops.ErrorSums(4.0, 0.5, 0.125)
     assert one + two == ops.ErrorSums(5.0, 0.75, 0.5) == one.merge(two) == two + one
     with pytest.raises(TypeError):
-        one + (1.0, 2.0, 3.0)
+        one + 1.0

@@ -1,0 +1,6 @@
+"""`python -m mmq`."""
+
+from mmq.cli import main
+
+if __name__ == "__main__":
+    main()

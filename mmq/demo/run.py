@@ -1,0 +1,137 @@
+"""The demo: inspect, plan, convert, verify and report, as a user would, on the small model.
+
+Every step shows the command it stands for and calls what that command calls. Running it again
+writes the same files again.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from mmq.console import Console
+from mmq.convert.checkpoint import open_checkpoint
+from mmq.convert.options import ConvertOptions
+from mmq.convert.plan import build_plan
+from mmq.convert.run import REPORT_NAME, RunSettings, convert
+from mmq.convert.sizes import parse_size
+from mmq.convert.summary import checkpoint_summary, plan_summary, resource_summary
+from mmq.demo.small_model import build_small_model
+from mmq.report.tables import (
+    convert_lines,
+    inspect_lines,
+    outcome_lines,
+    percent_change,
+    percent_text,
+    plan_lines,
+    size_text,
+)
+
+DEFAULT_FOLDER = Path("demo-out")
+VERIFY_REPORT = "mmq-verify.json"
+#: Small enough that the small model comes out in several shards.
+SHARD_SIZE = "2MB"
+
+
+def run_demo(console: Console, folder: Path | None = None) -> int:
+    """Build the small model in `folder`/source and take it all the way; returns the exit code.
+
+    Args:
+        folder: default ./demo-out; source, output and reports go below it.
+
+    Raises:
+        MmqError: a step failed.
+    """
+    folder = folder or DEFAULT_FOLDER
+    source, out, report = folder / "source", folder / "nvfp4", folder / VERIFY_REPORT
+    console.event(
+        "demo", f"a small MiniMax-M3 with random weights, in {source}", folder=str(folder)
+    )
+    build_small_model(source)
+    options = ConvertOptions(max_shard_bytes=parse_size(SHARD_SIZE))
+
+    _step(console, "inspect", source)
+    _inspect(console, source, options)
+    flags = ("--to", "nvfp4", "--max-shard-size", SHARD_SIZE)
+    _step(console, "convert", source, out, *flags, "--dry-run")
+    _dry_run(console, source, out, options)
+    _step(console, "convert", source, out, *flags, "--overwrite", "--jobs", "1")
+    _convert(console, source, out, options)
+    _step(console, "verify", out, "--against", source, "-o", report)
+    try:
+        from mmq.verify.run import verify
+    except ImportError:
+        console.note("verify is not there yet")
+        return 0
+    code = verify(
+        str(out), str(source), "weights", strict=False, report_path=report, console=console
+    )
+    _figures(console, _read(out / REPORT_NAME), _read(report))
+    return int(code)
+
+
+def _step(console: Console, *words: str | Path) -> None:
+    command = shlex.join(["mmq", *map(str, words)])
+    console.event("command", f"\n$ {command}", command=command)
+
+
+def _inspect(console: Console, source: Path, options: ConvertOptions) -> None:
+    checkpoint = open_checkpoint(source)
+    data = checkpoint_summary(checkpoint)
+    plan = build_plan(checkpoint, options)
+    outcome = plan_summary(plan, resource_summary(plan, None, 1))
+    lines = [*inspect_lines(data), "", *outcome_lines(outcome)]
+    console.result("\n".join(lines), {"command": "inspect", **data, "convert": outcome})
+
+
+def _dry_run(console: Console, source: Path, out: Path, options: ConvertOptions) -> None:
+    plan = build_plan(open_checkpoint(source), options)
+    data = plan_summary(plan, resource_summary(plan, out, 1))
+    console.result("\n".join(plan_lines(data)), {"command": "convert", "dry_run": True, **data})
+
+
+def _convert(console: Console, source: Path, out: Path, options: ConvertOptions) -> None:
+    # restart: an interrupted demo leaves a run whose source is no longer the same file
+    settings = RunSettings(jobs=1, restart=True, overwrite=True)
+    report = convert(str(source), out, options, settings, console)
+    assert report is not None, "overwrite never finds its work done"
+    data = report.model_dump()
+    text = "\n".join(convert_lines(data, str(source), str(out)))
+    console.result(text, {"command": "convert", "out": str(out), **data})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(path.read_bytes())
+    return data
+
+
+def _figures(console: Console, converted: dict[str, Any], verified: dict[str, Any]) -> None:
+    """The two reports in a few lines."""
+    before = converted["source"]["payload_bytes"]
+    kv = converted["kv_scale_bytes"]
+    after = converted["output"]["payload_bytes"] - kv
+    quality = converted["quality"]
+    change = percent_text(percent_change(before, after))
+    experts = next(c for c in converted["components"] if c["component"] == "routed_experts")
+    share = experts["after_bytes"] / experts["before_bytes"]
+    rows: list[tuple[str, str]] = [
+        ("weights", f"{before:,} → {after:,} B ({change}), and {kv} B of KV scales"),
+        ("experts", f"{size_text(experts['after_bytes'])}, {share:.4f} of what they were"),
+        ("quality", f"SQNR {quality['sqnr_db']:.2f} dB over {quality['tensors']} NVFP4 weights"),
+        *(_level_row(level) for level in verified["levels"]),
+        ("verdict", f"{verified['verdict']}, {len(verified['findings'])} finding(s)"),
+    ]
+    lines = ["", "report", *(f"  {head:<10}{text}" for head, text in rows)]
+    data = {
+        "command": "demo", "verdict": verified["verdict"], "before_bytes": before,
+        "after_bytes": after, "kv_scale_bytes": kv, "sqnr_db": quality["sqnr_db"],
+    }  # fmt: skip
+    console.result("\n".join(lines), data)
+
+
+def _level_row(level: dict[str, Any]) -> tuple[str, str]:
+    looked_at = sum(level["checks"].values())
+    why = f": {'; '.join(level['skipped'])}" if level["skipped"] else ""
+    return level["level"], f"{level['status']}, {looked_at:,} things checked{why}"
