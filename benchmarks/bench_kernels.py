@@ -3,9 +3,8 @@
     python benchmarks/bench_kernels.py [--megabytes 300]
 
 Each operation streams over enough different tensors (3072 × 6144, one expert projection of
-MiniMax-M3) that none is still in cache when it is read; the best of three passes counts. Seconds are
-CPU seconds of the one thread, so that other programs on the machine cost only what they take from
-caches and memory. Prints a Markdown table.
+MiniMax-M3) that none is still in cache when it is read; the best of three passes counts. Time is
+CPU time of the one thread: other programs cost only what they take from caches and memory.
 """
 
 from __future__ import annotations

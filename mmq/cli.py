@@ -227,22 +227,28 @@ def _dry_run(
 )  # fmt: skip
 @click.option("--strict", is_flag=True, help="Let warnings fail (exit 3).")
 @click.option(
-    "-o", "--output", "report", default="mmq-verify.json", show_default=True, metavar="FILE",
-    help="Where the report goes.",
+    "-o", "--output", "report_path", metavar="FILE",
+    help="Where the report goes.  [default: mmq-verify.json in OUT]",
 )  # fmt: skip
 @global_options
 @click.pass_obj
 def verify(
-    run: Run, /, out: str, against: str | None, level: str | None, strict: bool, report: str
-) -> int:
+    run: Run, /, out: str, against: str | None, level: str | None, strict: bool,
+    report_path: str | None,
+) -> int:  # fmt: skip
     """Check OUT, alone or against the checkpoint it came from; exit 3 when it fails."""
+    from mmq.report.verdict import verify_lines
     from mmq.verify.run import verify as run_verify
 
-    code: int = run_verify(
-        _expanded(out), _expanded(against), level or ("weights" if against else "structure"),
-        strict=strict, report_path=Path(report).expanduser(), console=run.console,
+    path = Path(report_path).expanduser() if report_path else None
+    report = run_verify(
+        _expanded(out), _expanded(against), level,
+        strict=strict, report_path=path, console=run.console,
     )  # fmt: skip
-    return code
+    data = report.model_dump()
+    run.console.result("\n".join(verify_lines(data)), {"command": "verify", **data})
+    passed = report.verdict == "pass" or (report.verdict == "warn" and not strict)
+    return 0 if passed else VerdictError.exit_code
 
 
 @cli.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import signal
 import sys
@@ -72,6 +73,8 @@ def invoke(cli: click.Group, argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments after the program's name; the process's when None.
     """
+    if argv is None:
+        _use_utf8()
     arguments = list(sys.argv[1:] if argv is None else argv)
     run = Run(Console())
     try:
@@ -92,6 +95,15 @@ def invoke(cli: click.Group, argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _failed(run, error, arguments)
     return code
+
+
+def _use_utf8() -> None:
+    """Start again in UTF-8 mode where Python would read file names as ASCII (LC_ALL=C).
+
+    Names of shards and side files are UTF-8 in indexes and manifests, whatever the locale.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "mmq", *sys.argv[1:]])
 
 
 @contextmanager

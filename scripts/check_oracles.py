@@ -216,8 +216,8 @@ def render(rows: list[Row]) -> str:
     lines = [
         "# mmq beside ModelOpt and torchao",
         "",
-        "Written by `make check-oracles`: numbers that differ from mmq's. What torchao does differently",
-        "is explained at the top of `scripts/check_oracles.py` and in [numerics.md](numerics.md).",
+        "Written by `make check-oracles`: how many numbers differ from mmq's. What torchao does",
+        "differently: see the top of `scripts/check_oracles.py` and [numerics.md](numerics.md).",
         "",
         f"Versions: {', '.join(f'{name} {version(name)}' for name in names)}.",
         f"Each tensor has {ROWS} × {COLUMNS} weights, from fixed seeds.",

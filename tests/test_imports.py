@@ -18,7 +18,7 @@ ROOT = Path(mmq.__file__).parent
 #: A part may import itself and what stands left of it (or on the same rank, for single modules).
 RANKS = {
     "errors": 0, "report": 1, "console": 2, "kernels": 3, "quantize": 4, "convert": 5,
-    "verify": 6, "demo": 7, "invocation": 8, "cli": 9,
+    "verify": 6, "demo": 7, "invocation": 8, "cli": 9, "__main__": 10,
 }  # fmt: skip
 
 

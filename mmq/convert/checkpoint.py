@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmq.convert.safetensors_header import TensorInfo, read_header
+from mmq.convert.safetensors_header import (
+    LFS_MAGIC,
+    TensorInfo,
+    lfs_pointer,
+    read_header,
+    unreadable,
+)
 from mmq.errors import BadInputError
 from mmq.report.findings import Finding
 
@@ -80,8 +86,9 @@ def open_checkpoint(location: str | Path) -> Checkpoint:
     """
     from mmq.convert.header_manifest import BUILTIN, open_builtin, open_manifest
 
-    text = str(location)
-    path = Path(text).expanduser()
+    path = Path(location).expanduser()
+    # a path may hold bytes that are no text; reports must not
+    text = str(location).encode("utf-8", "backslashreplace").decode("utf-8")
     if path.is_dir():
         return open_folder(path, text)
     if path.is_file():
@@ -103,7 +110,7 @@ def open_folder(root: Path, location: str) -> Checkpoint:
     """Open a folder with an index, or with a single unindexed .safetensors file."""
     index_path = root / INDEX_NAME
     notes: list[Finding] = []
-    if index_path.is_file():
+    if _is_present(index_path):
         weight_map, total_size = _read_index(index_path)
         names = sorted(set(weight_map.values()))
         tensors, shards = _read_shards(root, names)
@@ -120,7 +127,7 @@ def open_folder(root: Path, location: str) -> Checkpoint:
     else:
         names = [_only_weight_file(root)]
         tensors, shards = _read_shards(root, names)
-    config = read_json_object(root / CONFIG_NAME) if (root / CONFIG_NAME).is_file() else {}
+    config = read_json_object(root / CONFIG_NAME) if _is_present(root / CONFIG_NAME) else {}
     return Checkpoint(
         location, root, tensors, shards, config,
         index_name=INDEX_NAME if index_path.is_file() else None, notes=tuple(notes),
@@ -131,7 +138,7 @@ def open_single(path: Path, location: str) -> Checkpoint:
     """Open one .safetensors file; config.json beside it is read when present."""
     tensors, shards = _read_shards(path.parent, [path.name])
     config_path = path.parent / CONFIG_NAME
-    config = read_json_object(config_path) if config_path.is_file() else {}
+    config = read_json_object(config_path) if _is_present(config_path) else {}
     return Checkpoint(location, path.parent, tensors, shards, config)
 
 
@@ -152,17 +159,8 @@ def _only_weight_file(root: Path) -> str:
 
 
 def _read_shards(root: Path, names: list[str]) -> tuple[dict[str, TensorInfo], dict[str, Shard]]:
-    missing = [n for n in names if not (root / n).exists()]
-    dangling = [n for n in missing if (root / n).is_symlink()]
-    if dangling:
-        target = (root / dangling[0]).readlink()
-        raise BadInputError(
-            "shard-link-dangling",
-            f"{dangling[0]} links to {target}, which does not exist",
-            where=dangling[0],
-            got=target,
-            hint="download the snapshot again: hf download ORG/NAME",
-        )
+    present = {name: _is_present(root / name) for name in names}
+    missing = [name for name in names if not present[name]]
     if missing:
         raise BadInputError(
             "shard-missing",
@@ -174,9 +172,8 @@ def _read_shards(root: Path, names: list[str]) -> tuple[dict[str, TensorInfo], d
     for name in names:
         path = root / name
         header = read_header(path, name)
-        stat = path.stat()
         shards[name] = Shard(
-            name, path, header.file_bytes, stat.st_mtime_ns,
+            name, path, header.file_bytes, header.mtime_ns,
             hashlib.sha256(header.raw).hexdigest(), header.metadata, _hub_sha256(path),
         )  # fmt: skip
         for tensor in header.tensors:
@@ -187,7 +184,32 @@ def _read_shards(root: Path, names: list[str]) -> tuple[dict[str, TensorInfo], d
                     where=tensor.name,
                 )
             tensors[tensor.name] = tensor
-    return tensors, shards
+    # by name, so that nothing made from them depends on which shard holds which
+    return dict(sorted(tensors.items())), shards
+
+
+def _is_present(path: Path) -> bool:
+    """Whether something is there.
+
+    Raises:
+        BadInputError: a link whose target is gone, as a pruned download cache leaves them.
+    """
+    try:
+        if path.exists():
+            return True
+        dangling = path.is_symlink()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if dangling:
+        target = path.readlink()
+        raise BadInputError(
+            "link-dangling",
+            f"{path.name} links to {target}, which does not exist",
+            where=str(path),
+            got=target,
+            hint="download the snapshot again: hf download ORG/NAME",
+        )
+    return False
 
 
 def _hub_sha256(path: Path) -> str | None:
@@ -201,10 +223,19 @@ def _hub_sha256(path: Path) -> str | None:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size, read as UTF-8 whatever the locale."""
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise BadInputError("json-too-large", f"{path.name} is too large", where=str(path))
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise BadInputError("json-too-large", f"{path.name} is too large", where=str(path))
+        raw = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if raw.startswith(LFS_MAGIC):
+        raise lfs_pointer(path.name, path)
+    try:
+        value = json.loads(raw.decode("utf-8"))
+        if b"\\u" in raw:
+            # half a surrogate pair is valid JSON, but no text that could be written again
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise BadInputError(
             "json-invalid", f"{path.name} is not valid JSON: {error}", where=str(path)
@@ -230,7 +261,8 @@ def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
             )
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    return weight_map, int(total) if isinstance(total, int | float) else None
+    known = isinstance(total, int | float) and math.isfinite(total)
+    return weight_map, int(total) if known else None  # type: ignore[arg-type]
 
 
 def _is_safe_relative(name: str) -> bool:

@@ -13,6 +13,7 @@ from mmq import __version__
 from mmq.convert.modules import MXFP8_FORMAT, Module
 from mmq.convert.options import ConvertOptions
 from mmq.convert.plan import ConversionPlan
+from mmq.convert.relayout import vendor_block
 from mmq.quantize.formats import MXFP8, NVFP4
 
 _MTP_KEYS = ("num_mtp_modules", "num_nextn_predict_layers")
@@ -60,7 +61,7 @@ def declared_kv_format(options: ConvertOptions) -> str | None:
 def build_configs(plan: ConversionPlan) -> dict[str, dict[str, Any]]:
     """JSON files of the output that say how it is quantised, by file name."""
     config = copy.deepcopy(dict(plan.source.config))
-    original = config.pop("quantization_config", None)
+    config.pop("quantization_config", None)
     if isinstance(config.get("text_config"), dict):
         config["text_config"].pop("quantization_config", None)
     files = {"config.json": config}
@@ -76,7 +77,7 @@ def build_configs(plan: ConversionPlan) -> dict[str, dict[str, Any]]:
                 "quantization": block,
             }
         else:
-            config["quantization_config"] = _minimax_block(plan, original)
+            config["quantization_config"] = _minimax_block(plan)
     elif plan.options.to == "mxfp8":
         config["quantization_config"] = {**_VENDOR_BLOCK, "ignored_layers": _ignored(plan)}
     return files
@@ -162,11 +163,9 @@ def _ignored(plan: ConversionPlan) -> list[str]:
     return sorted({*names, *bare})
 
 
-def _minimax_block(plan: ConversionPlan, original: Any) -> dict[str, Any]:
-    block = dict(_VENDOR_BLOCK)
-    block["ignored_layers"] = _ignored(plan)
-    if isinstance(original, dict) and original.get("quant_method") == "mxfp8":
-        block.update(original)
+def _minimax_block(plan: ConversionPlan) -> dict[str, Any]:
+    block = {**_VENDOR_BLOCK, "ignored_layers": _ignored(plan)}
+    block.update(vendor_block(plan.source) or {})
     block["moe_quant_algo"] = "NVFP4"
     block["moe_quant_format"] = "nvfp4-pack-quantized"
     block["group_size"] = NVFP4.block

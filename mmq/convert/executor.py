@@ -70,7 +70,7 @@ def run_unit(unit: WorkUnit, context: UnitContext, progress: OnProgress) -> Unit
     reader = SourceReader(context.paths)
     pending = 0
     try:
-        with AtomicFile(context.out / unit.filename) as file:
+        with AtomicFile(context.out / unit.filename, unit.file_bytes) as file:
             file.write(unit.header)
 
             def emit(data: Any) -> None:
@@ -129,12 +129,17 @@ class _Pool:
         spawn = multiprocessing.get_context("spawn")
         self._workers: dict[Connection, BaseProcess] = {}
         self._busy: dict[Connection, WorkUnit] = {}
-        for _ in range(jobs):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_work, args=(theirs, context), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers[ours] = process
+        # a Ctrl-C while workers start must not reach them before they can ignore it
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(jobs):
+                ours, theirs = spawn.Pipe()
+                process = spawn.Process(target=_work, args=(theirs, context), daemon=True)
+                process.start()
+                theirs.close()
+                self._workers[ours] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def run(
         self, units: list[WorkUnit], progress: OnProgress, memory: MemorySampler
@@ -160,7 +165,8 @@ class _Pool:
         if queue:
             unit = queue.pop()
             self._busy[pipe] = unit
-            pipe.send(unit)
+            with suppress(BrokenPipeError):  # it died; reading from it says how
+                pipe.send(unit)
 
     def _receive(self, pipe: Connection) -> tuple[str, Any]:
         try:

@@ -18,14 +18,16 @@ from mmq.convert.checkpoint import INDEX_NAME
 from mmq.convert.configs import build_configs
 from mmq.convert.journal import fingerprint, lasting
 from mmq.convert.plan import ConversionPlan
-from mmq.convert.relayout import MANIFEST_NAME, STORED_KEY
+from mmq.convert.relayout import MANIFEST_NAME, STORED_KEY, VENDOR_KEY, vendor_block
+from mmq.convert.safetensors_header import unreadable
 from mmq.convert.side_files import SideFile
 from mmq.convert.stream import CHUNK_BYTES
 from mmq.convert.tasks import TensorRow
-from mmq.convert.writer import AtomicFile, FileRecord, disk_error, write_file
+from mmq.convert.writer import AtomicFile, FileRecord, write_file
 from mmq.quantize.version import NUMERICS_VERSION
 
 MANIFEST_FORMAT = "mmq-manifest/1"
+TABLE_NAME = "tensors.csv"
 
 
 class ShardRecord(NamedTuple):
@@ -41,10 +43,8 @@ class ShardRecord(NamedTuple):
 def row_from_json(values: Iterable[Any]) -> TensorRow:
     """A `TensorRow` as the journal stored it."""
     row = TensorRow(*values)
-    other = row.other_scalar
-    return row._replace(
-        shape=tuple(row.shape), other_scalar=(other[0], other[1]) if other else None
-    )
+    others = tuple((name, value) for name, value in row.other_scalars)
+    return row._replace(shape=tuple(row.shape), other_scalars=others)
 
 
 def write_everything_but_index(
@@ -60,7 +60,7 @@ def write_everything_but_index(
     files += [(side.name, _copy(side, out)) for side in side_files]
     files += [(name, write_file(out / name, json_bytes(value)))
               for name, value in build_configs(plan).items()]  # fmt: skip
-    files.append(("tensors.csv", write_file(out / "tensors.csv", _table(shards))))
+    files.append((TABLE_NAME, write_file(out / TABLE_NAME, _table(shards))))
     index = index_bytes(plan)
     files.append((INDEX_NAME, _record(index)))
     write_file(out / MANIFEST_NAME, json_bytes(_manifest(plan, shards, files, source_hashes)))
@@ -84,8 +84,9 @@ def index_bytes(plan: ConversionPlan) -> bytes:
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """Indented UTF-8 JSON with a final newline."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+    """Indented UTF-8 JSON with a final newline; bytes of a path that are no text are escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def versions() -> dict[str, str]:
@@ -115,15 +116,14 @@ def _copy(side: SideFile, out: Path) -> FileRecord:
                 target.write(chunk)
             return target.commit()
     except OSError as error:
-        raise disk_error(error, out / side.name) from error
+        raise unreadable(side.path, error) from error
 
 
 def _manifest(
     plan: ConversionPlan, shards: list[ShardRecord], files: list[tuple[str, FileRecord]],
     source_hashes: Mapping[str, str],
 ) -> dict[str, Any]:  # fmt: skip
-    stored = {r.other_scalar[0]: r.other_scalar[1] for s in shards for r in s.rows
-              if r.other_scalar}  # fmt: skip
+    stored = dict(pair for s in shards for row in s.rows for pair in row.other_scalars)
     return {
         "format": MANIFEST_FORMAT,
         "numerics_version": NUMERICS_VERSION,
@@ -133,6 +133,7 @@ def _manifest(
         "dropped": [{"name": d.tensor.name, "reason": d.reason} for d in plan.dropped],
         "files": [{"name": n, "bytes": r.size, "sha256": r.sha256} for n, r in sorted(files)],
         STORED_KEY: dict(sorted(stored.items())),
+        VENDOR_KEY: vendor_block(plan.source),
         "fingerprint": lasting(fingerprint(plan)),
     }
 

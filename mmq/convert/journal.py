@@ -2,10 +2,11 @@
 
     OUT/.mmq/lock            held while a run writes
     OUT/.mmq/journal.json    the fingerprint: source, options, numerics, plan
+    OUT/.mmq/files.json      names the run writes, for --restart to clear away
     OUT/.mmq/done/NNNNN.json one record per finished shard: size, SHA-256, statistics
 
-A shard is trusted on resume only if its record exists and its size agrees; the folder goes once
-the index is in place.
+A shard is trusted on resume only if its record exists and size and SHA-256 agree; the folder goes
+once the index is in place.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint, read_json_object
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.writer import write_file
-from mmq.errors import RefusedError
+from mmq.errors import BadInputError, RefusedError
 from mmq.quantize.version import NUMERICS_VERSION
 
 FOLDER = ".mmq"
@@ -47,9 +49,10 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
     for unit in plan.units:
         digest.update(unit.header)
         for task in unit.tasks:
-            value = getattr(task, "value", None)
-            if value is not None:
-                digest.update(repr((task.outputs[0].name, float(value).hex())).encode())
+            for key in ("value", "stored_global", "stored_input"):
+                value = getattr(task, key, None)
+                if value is not None:
+                    digest.update(repr((task.outputs[0].name, key, float(value).hex())).encode())
     config = json.dumps(plan.source.config, sort_keys=True, ensure_ascii=False)
     return {
         "format": FORMAT,
@@ -118,6 +121,9 @@ class Journal:
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(self._lock).st_nlink:
+                # the other run finished and removed its journal between our open and our lock
+                raise BlockingIOError
         except BlockingIOError:
             os.close(self._lock)
             self._lock = -1
@@ -134,28 +140,55 @@ class Journal:
             self._lock = -1
 
     def read_fingerprint(self) -> dict[str, Any]:
-        return read_json_object(self.folder / "journal.json")
+        """The fingerprint of the unfinished run.
 
-    def begin(self, value: Mapping[str, Any]) -> None:
-        """Start a new run: forget old records, then store the fingerprint."""
+        Raises:
+            RefusedError: the journal is damaged, so nobody can say whose run it is.
+        """
+        try:
+            return read_json_object(self.folder / "journal.json")
+        except BadInputError as error:
+            raise RefusedError(
+                "journal-damaged",
+                f"the journal of the unfinished run in {self.folder.parent} cannot be read",
+                where=str(self.folder / "journal.json"),
+                got=error.message,
+                hint="--restart discards the unfinished run",
+            ) from None
+
+    def read_files(self) -> set[str]:
+        """Names the unfinished run was going to write; empty when nobody knows."""
+        try:
+            names = read_json_object(self.folder / "files.json").get("files")
+        except BadInputError:
+            return set()
+        return {n for n in names if isinstance(n, str)} if isinstance(names, list) else set()
+
+    def begin(self, value: Mapping[str, Any], writes: Iterable[str]) -> None:
+        """Start a new run: forget old records, then store what it writes and its fingerprint."""
         shutil.rmtree(self.folder / "done", ignore_errors=True)
         (self.folder / "done").mkdir(parents=True)
+        write_file(self.folder / "files.json", _json({"files": sorted(writes)}))
         write_file(self.folder / "journal.json", _json(value))
 
     def record(self, index: int, result: Mapping[str, Any]) -> None:
         write_file(self.folder / "done" / f"{index:05d}.json", _json(result))
 
     def done(self, plan: ConversionPlan) -> dict[int, dict[str, Any]]:
-        """Records of shards that are finished and still there with their recorded size."""
+        """Records of shards that are finished and still there with their recorded size.
+
+        A record that cannot be read is as good as none: its shard is made again.
+        """
         records: dict[int, dict[str, Any]] = {}
         for unit in plan.units:
             path = self.folder / "done" / f"{unit.index:05d}.json"
             shard = self.folder.parent / unit.filename
             if not path.is_file() or not shard.is_file():
                 continue
-            record = read_json_object(path)
-            if record.get("bytes") == shard.stat().st_size == unit.file_bytes:
-                records[unit.index] = record
+            with suppress(BadInputError):
+                record = read_json_object(path)
+                if record.get("bytes") == shard.stat().st_size == unit.file_bytes:
+                    records[unit.index] = record
         return records
 
     def remove(self) -> None:
@@ -165,4 +198,5 @@ class Journal:
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, ensure_ascii=False) + "\n").encode("utf-8")
+    # bytes of a path that are no text are escaped
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

@@ -6,17 +6,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 from mmq.convert.checkpoint import Checkpoint, read_json_object
+from mmq.convert.completeness import config_count
 from mmq.errors import BadInputError, UsageError
 from mmq.quantize.architecture import TEXT
 from mmq.quantize.layouts import K_SCALE, V_SCALE
 
 FORMAT = "mmq-kv-scales/1"
-_MAX = 3.4e38
+_MIN, _MAX = 2.0**-126, 3.4e38
 
 
 def read_kv_scales(path: str, source: Checkpoint) -> Mapping[str, float]:
@@ -39,7 +39,7 @@ def read_kv_scales(path: str, source: Checkpoint) -> Mapping[str, float]:
             "kv-scales-format", f"{path} is no KV-scales file", where=path,
             got=data.get("format"), expected=FORMAT,
         )  # fmt: skip
-    layers = int(source.text_config.get("num_hidden_layers") or 0)
+    layers = config_count(source.text_config, "num_hidden_layers")
     wanted = {
         f"{TEXT}model.layers.{layer}.{suffix}" for layer in range(layers)
         for suffix in (K_SCALE, V_SCALE)
@@ -56,9 +56,9 @@ def read_kv_scales(path: str, source: Checkpoint) -> Mapping[str, float]:
             expected=len(wanted),
         )
     for name, value in scales.items():
-        if not isinstance(value, int | float) or not (0 < value < _MAX) or math.isnan(value):
+        if type(value) not in (int, float) or not _MIN <= value <= _MAX:
             raise BadInputError(
-                "kv-scales-value", f"{name} must be a finite number above zero", where=name,
-                got=value, expected="a finite F32 > 0",
+                "kv-scales-value", f"{name} must be a normal F32 above zero", where=name,
+                got=value, expected="2^-126 to 3.4e38",
             )  # fmt: skip
     return {name: float(value) for name, value in scales.items()}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mmq.convert.checkpoint import INDEX_NAME, Checkpoint, read_json_object
+from mmq.convert.checkpoint import INDEX_NAME, read_json_object
 from mmq.convert.journal import FOLDER, Journal, fingerprint_diff, lasting
+from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME
-from mmq.convert.writer import PARTIAL
+from mmq.convert.writer import PARTIAL, disk_error
 from mmq.errors import BadInputError, MmqError, RefusedError, UsageError
 
 #: Reports beside the checkpoint; they speak of one run, so a new run replaces them.
@@ -20,28 +22,31 @@ REPORT_NAMES = ("mmq-convert.json", "mmq-verify.json", "tensors.csv", "config.js
 _SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
-def refuse_overlap(source: Checkpoint, out: Path) -> None:
-    """Refuse OUT inside SRC and SRC inside OUT, links resolved.
+def refuse_overlap(plan: ConversionPlan, out: Path) -> None:
+    """Refuse OUT inside SRC and SRC inside OUT, links resolved; --experts-from counts as SRC.
 
     Raises:
-        UsageError: they overlap.
+        UsageError: a source has no weights to convert.  RefusedError: they overlap.
     """
-    if source.root is None:
-        raise UsageError(
-            "source-has-no-weights",
-            f"{source.location} is a header manifest: it can be planned, but has nothing to convert",
-            where=source.location,
-            hint="add --dry-run, or name a folder that holds the weights",
-        )
-    src, dst = source.root.resolve(), out.resolve()
-    if src == dst or src in dst.parents or dst in src.parents:
-        raise RefusedError(
-            "output-overlaps-source",
-            "the output folder and the source must not contain each other",
-            where=str(out),
-            got=f"{dst} and {src}",
-            hint="choose an OUT beside the source",
-        )
+    for source in (plan.source, plan.experts):
+        if source is None:
+            continue
+        if source.root is None:
+            raise UsageError(
+                "source-has-no-weights",
+                f"{source.location} is a header manifest: it can be planned, not converted",
+                where=source.location,
+                hint="add --dry-run, or name a folder that holds the weights",
+            )
+        src, dst = source.root.resolve(), out.resolve()
+        if src == dst or src in dst.parents or dst in src.parents:
+            raise RefusedError(
+                "output-overlaps-source",
+                "the output folder and the source must not contain each other",
+                where=str(out),
+                got=f"{dst} and {src}",
+                hint="choose an OUT beside the source",
+            )
 
 
 def prepare(
@@ -51,84 +56,132 @@ def prepare(
     """Make the folder ready and return "fresh", "resume" or "finished".
 
     Args:
-        writes: names this run will write; --overwrite may remove them.
+        writes: names this run will write, but for the index; --overwrite may replace them.
 
     Raises:
-        RefusedError: another run's output, other settings, foreign files.
+        RefusedError: another run's output, other settings, foreign files.  MachineError: the
+            folder cannot be written.
     """
     if out.exists() and not out.is_dir():
         raise UsageError("output-not-folder", f"{out} is no folder", where=str(out))
-    # a run killed before its first record leaves only the journal's own folder
-    if not out.exists() or (not journal.exists and {p.name for p in out.iterdir()} <= {FOLDER}):
-        out.mkdir(parents=True, exist_ok=True)
-        journal.lock()
-        journal.begin(fingerprint)
-        return "fresh"
+    writes = set(writes)
+    try:
+        # a run killed before its first record leaves only the journal's own folder
+        if not out.exists() or (not journal.exists and {p.name for p in out.iterdir()} <= {FOLDER}):
+            out.mkdir(parents=True, exist_ok=True)
+            journal.lock()
+            journal.begin(fingerprint, writes)
+            return "fresh"
+        return _existing(out, journal, fingerprint, writes, restart=restart, overwrite=overwrite)
+    except OSError as error:
+        raise disk_error(error, out) from error
+
+
+def _existing(
+    out: Path, journal: Journal, fingerprint: Mapping[str, Any], writes: set[str], *,
+    restart: bool, overwrite: bool,
+) -> str:  # fmt: skip
     finished = (out / INDEX_NAME).is_file()
     if journal.exists and not finished:
-        return _unfinished(out, journal, fingerprint, restart=restart)
-    if finished and not overwrite and _same_run(out, fingerprint):
-        return "finished"
+        return _unfinished(out, journal, fingerprint, writes, restart=restart)
     if not overwrite:
+        diff = _differences(out, fingerprint) if finished else ["files that no mmq run wrote"]
+        if not diff:
+            return "finished"
         state = "a finished checkpoint" if finished else "files that are not an mmq run's"
         raise RefusedError(
             "output-not-empty",
             f"{out} holds {state}",
             where=str(out),
-            got=", ".join(sorted(p.name for p in out.iterdir())[:5]),
-            expected="an empty folder, or this command's own unfinished run",
+            got=f"{_shown(diff)} ({', '.join(sorted(p.name for p in out.iterdir())[:5])}, …)",
+            expected="an empty folder, or this command's own run",
             hint="--overwrite replaces checkpoint files; or choose another OUT",
         )
-    old = _removable(out, set(writes))
+    old = _removable(out, writes)
     journal.lock()
-    # the index first, so that no moment looks finished
-    for path in sorted(old, key=lambda p: p.name != INDEX_NAME):
-        path.unlink(missing_ok=True)
-    journal.begin(fingerprint)
+    _clear(out, old, writes)
+    journal.begin(fingerprint, writes)
     return "fresh"
 
 
 def _unfinished(
-    out: Path, journal: Journal, fingerprint: Mapping[str, Any], *, restart: bool
+    out: Path, journal: Journal, fingerprint: Mapping[str, Any], writes: set[str], *, restart: bool
 ) -> str:
     journal.lock()
-    diff = fingerprint_diff(journal.read_fingerprint(), fingerprint)
-    if not diff and not restart:
-        return "resume"
     if not restart:
+        try:
+            diff = fingerprint_diff(journal.read_fingerprint(), fingerprint)
+        except RefusedError:
+            journal.unlock()
+            raise
+        if not diff:
+            return "resume"
         journal.unlock()
-        shown = "; ".join(diff[:8]) + (f"; and {len(diff) - 8} more" if len(diff) > 8 else "")
         raise RefusedError(
             "run-differs",
             f"{out} holds an unfinished run with other settings or another source",
             where=str(out),
-            got=shown,
+            got=_shown(diff),
             expected="the same source and options",
             hint="repeat the first command, or --restart to discard the unfinished run",
         )
-    for path in out.iterdir():
-        if _SHARD_NAME.fullmatch(path.name.removesuffix(PARTIAL)):
-            path.unlink()
-    journal.begin(fingerprint)
+    ours = journal.read_files() | writes
+    known = [
+        path for path in sorted(out.rglob("*"))
+        if path.is_file() and _is_ours(path.relative_to(out).as_posix(), ours)
+    ]  # fmt: skip
+    _clear(out, known, set())
+    journal.begin(fingerprint, writes)
     return "fresh"
 
 
-def _same_run(out: Path, fingerprint: Mapping[str, Any]) -> bool:
-    """Whether a finished folder is exactly what this command would make, files all there."""
-    path = out / MANIFEST_NAME
-    if not path.is_file():
-        return False
+def _shown(diff: list[str]) -> str:
+    return "; ".join(diff[:8]) + (f"; and {len(diff) - 8} more" if len(diff) > 8 else "")
+
+
+def _is_ours(name: str, ours: set[str]) -> bool:
+    """Whether a file, or the partial of one, is named in `ours` or is an output shard."""
+    bare = name.removesuffix(PARTIAL)
+    return bare in ours or _SHARD_NAME.fullmatch(bare) is not None
+
+
+def _clear(out: Path, old: list[Path], writes: set[str]) -> None:
+    """Remove old files; an empty stand-in keeps the mode of those that will be written again.
+
+    A stand-in is never taken for a shard: it has no record, and no index says it is finished.
+    """
+    # the index first, so that no moment looks finished
+    for path in sorted(old, key=lambda p: p.name != INDEX_NAME):
+        keeps = path.relative_to(out).as_posix() in writes and not path.is_symlink()
+        mode = path.stat().st_mode & 0o777 if keeps else 0
+        path.unlink(missing_ok=True)
+        if keeps:
+            path.touch()
+            path.chmod(mode)
+    for folder in sorted({p.parent for p in old} - {out}, reverse=True):
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _differences(out: Path, fingerprint: Mapping[str, Any]) -> list[str]:
+    """How a finished folder differs from what this command would make; empty when it does not."""
     try:
-        manifest = read_json_object(path)
+        manifest = read_json_object(out / MANIFEST_NAME)
     except BadInputError:
-        return False
+        return ["it is not this command's"]
     # through JSON, as the stored one went: tuples and integer keys compare equal
-    if manifest.get("fingerprint") != json.loads(json.dumps(lasting(fingerprint))):
-        return False
-    return all(
-        (out / entry["name"]).is_file() and (out / entry["name"]).stat().st_size == entry["bytes"]
-        for entry in manifest.get("files", [])
-    )
+    wanted = json.loads(json.dumps(lasting(fingerprint)))
+    stored = manifest.get("fingerprint")
+    if stored != wanted:
+        return fingerprint_diff(stored if isinstance(stored, dict) else {}, wanted)
+    finished = (out / INDEX_NAME).stat().st_mtime_ns
+    shards = {**fingerprint["source"], **fingerprint["experts"]}
+    newer = [f"{name}: newer than the output" for name, shard in shards.items()
+             if shard["mtime_ns"] > finished]  # fmt: skip
+    files = [(out / entry["name"], entry["bytes"]) for entry in manifest.get("files", [])]
+    damaged = [f"{path.name}: absent or of another size" for path, nbytes in files
+               if not path.is_file() or path.stat().st_size != nbytes]  # fmt: skip
+    return newer + damaged
 
 
 def _named_files(out: Path) -> set[str]:
@@ -162,8 +215,7 @@ def _removable(out: Path, writes: set[str]) -> list[Path]:
         name = path.relative_to(out).as_posix()
         if (path.is_dir() and not path.is_symlink()) or name.startswith(FOLDER + "/"):
             continue
-        bare = name.removesuffix(PARTIAL)
-        known = bare in ours or _SHARD_NAME.fullmatch(bare) is not None
+        known = _is_ours(name, ours)
         (found if known else foreign).append(path if known else name)  # type: ignore[arg-type]
     if foreign:
         raise RefusedError(

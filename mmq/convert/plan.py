@@ -20,10 +20,9 @@ from mmq.convert.plan_tasks import TaskBuilder
 from mmq.convert.safetensors_header import TensorInfo, header_bytes
 from mmq.convert.work import Task, WorkUnit
 from mmq.errors import BadInputError, UsageError
-from mmq.quantize.architecture import natural_key
+from mmq.quantize.architecture import Role, natural_key
 from mmq.quantize.formats import DTYPE_BITS
-from mmq.quantize.layouts import LAYOUTS
-from mmq.quantize.policy import SCHEMES, IgnoreMatch, apply_ignore, check_fused_groups
+from mmq.quantize.policy import SCHEMES, IgnoreMatch, apply_ignore, check_fused_groups, split_pairs
 from mmq.report.findings import Finding
 
 SHARD_METADATA = {"format": "pt"}
@@ -91,7 +90,8 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     options = options.resolved()
     check_architecture(source)
     modules = group_modules(source.tensors)
-    findings = [*source.notes, *check_complete(source, modules)]
+    keeps_mtp = options.mtp == "keep" or options.to != "nvfp4"
+    findings = [*source.notes, *check_complete(source, modules, mtp=keeps_mtp)]
     experts = open_checkpoint(options.experts_from) if options.experts_from else None
     candidates = _candidates(modules, options)
     ignored, reports = apply_ignore(options.ignore, modules, frozenset(candidates))
@@ -100,6 +100,7 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     quantised = frozenset(candidates) - ignored
     _check_something_to_do(quantised, candidates, options)
     findings.extend(_ignore_findings(reports))
+    findings.extend(_split_findings({n: modules[n].role for n in candidates}, ignored))
     findings.extend(_layout_findings(source, options))
 
     builder = TaskBuilder(source, modules, options, quantised, experts)
@@ -139,6 +140,13 @@ def _check_convertible(module: Module, options: ConvertOptions) -> None:
                 where=module.name, got=list(module.shape), expected=f"[O, multiple of {block}]",
             )  # fmt: skip
         return
+    if options.experts_from:
+        raise UsageError(
+            "option-conflict",
+            f"{module.name} is NVFP4 already, so --experts-from has nothing to do",
+            where=module.name,
+            hint="name the MXFP8 or BF16 checkpoint as SRC",
+        )
     if options.to == "mxfp8":
         raise UsageError(
             "target-unsupported",
@@ -158,6 +166,14 @@ def _check_convertible(module: Module, options: ConvertOptions) -> None:
 def _check_ignorable(options: ConvertOptions, ignored: list[Module]) -> None:
     """Ignoring leaves MXFP8 or floats in place; a checkpoint of two NVFP4 layouts loads nowhere."""
     for module in ignored:
+        if options.to == "nvfp4" and options.layout == "minimax":
+            raise UsageError(
+                "option-conflict",
+                "--layout minimax has one format for all routed experts, so --ignore cannot leave"
+                f" {module.name} as it is",
+                where=module.name,
+                hint="--layout modelopt",
+            )
         if options.to == "bf16" or module.format in NVFP4_LAYOUT_OF:
             raise UsageError(
                 "option-conflict",
@@ -201,11 +217,28 @@ def _ignore_findings(reports: tuple[IgnoreMatch, ...]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _split_findings(candidates: Mapping[str, Role], ignored: frozenset[str]) -> Iterator[Finding]:
+    for left, quantised in split_pairs(candidates, ignored):
+        yield Finding(
+            "ignore-splits-fused", "warning",
+            f"--ignore leaves {left} unquantised but not {quantised}; engines fuse the two, and"
+            " most refuse a mixture", where=left,
+        )  # fmt: skip
+
+
 def _layout_findings(source: Checkpoint, options: ConvertOptions) -> Iterator[Finding]:
-    if options.to != "nvfp4" or LAYOUTS[options.layout].name != "minimax":
+    if options.to != "nvfp4":
         return
-    sparse = source.text_config.get("sparse_attention_config") or {}
-    freq = sparse.get("sparse_attention_freq")
+    if options.layout == "modelopt":
+        if options.kv_scales == "none" and options.kv_format in ("fp8", "nvfp4"):
+            yield Finding(
+                "kv-format-without-scales", "warning",
+                f"--kv-format {options.kv_format} declares a quantised KV cache, but --kv-scales"
+                " none writes no scales: engines use 1.0 without a word", where="--kv-format",
+            )  # fmt: skip
+        return
+    sparse = source.text_config.get("sparse_attention_config")
+    freq = sparse.get("sparse_attention_freq") if isinstance(sparse, Mapping) else None
     if not (isinstance(freq, list) and freq and all(freq)):
         yield Finding(
             "layout-minimax-dense-layers", "warning",
@@ -225,7 +258,7 @@ def _collect(
         key = name.rpartition(".")[0] if module.role.expert >= 0 else name
         keyed.setdefault(key, []).append(module)
     groups = []
-    for key in sorted(keyed, key=natural_key):
+    for key in sorted(sorted(keyed), key=natural_key):
         tasks = builder.group(keyed[key])
         if tasks:
             groups.append(tasks)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint
+from mmq.convert.completeness import config_count
 from mmq.convert.kv_scales_file import read_kv_scales
 from mmq.convert.modules import NVFP4_LAYOUT_OF, Module, group_modules
 from mmq.convert.options import ConvertOptions
@@ -65,7 +66,9 @@ class TaskBuilder:
         self.quantised = quantised
         self.layout: Nvfp4Layout = LAYOUTS[options.layout]
         self.experts = group_modules(experts.tensors) if experts else None
-        self.head_dim = int(source.text_config.get("head_dim") or 0)
+        self.head_dim = config_count(source.text_config, "head_dim")
+        normed = source.text_config.get("use_qk_norm", True)
+        self.qk_norm = source.text_config.get("qk_norm_type") if normed else "no norm"
         self.stored: StoredScalars = read_stored_scalars(source)
         self.kv_values = self._kv_values(source, options)
         self.dropped: list[tuple[TensorInfo, str]] = []
@@ -221,8 +224,12 @@ class TaskBuilder:
         elif self.kv_values is not None:
             yield WriteScalar(out, self.kv_values[out.name])
         elif side == "k":
+            if self.qk_norm not in (None, "per_head"):
+                raise _no_bound(f"keys are not normed per head ({self.qk_norm})", "config.json")
             yield AnalyticKScale(self._norm(module, "self_attn.k_norm"), self._head_dim(), out)
         else:
+            if "bias" in module.tensors:
+                raise _no_bound(f"{module.name} has a bias", module.name)
             yield AnalyticVScale(weight_source(module), self._norm(module, "input_layernorm"), out)
 
     def _head_dim(self) -> int:

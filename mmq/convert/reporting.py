@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from mmq.convert.configs import config_edits
 from mmq.convert.finalize import ShardRecord, sqnr_db, versions
@@ -70,7 +69,7 @@ def convert_report(
         quality=quality(row for shard in shards for row in shard.rows),
         dropped=dict(Counter(d.reason for d in plan.dropped)),
         config_edits=config_edits(plan),
-        findings=[FindingEntry(**f.as_dict()) for f in [*findings, *_nonfinite(shards)]],
+        findings=[FindingEntry(**f.as_dict()) for f in findings],
         timing=Timing(
             seconds=round(seconds, 3),
             read_bytes=read,
@@ -130,11 +129,21 @@ def _folders(side_files: list[SideFile]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _nonfinite(shards: list[ShardRecord]) -> list[Finding]:
-    let_through: list[Any] = [r for s in shards for r in s.rows if r.nonfinite]
-    return [
+def streaming_findings(shards: list[ShardRecord]) -> list[Finding]:
+    """What only reading the data could tell: NaN let through, scalars without an exact inverse."""
+    rows = [row for shard in shards for row in shard.rows]
+    found = [
         Finding("nonfinite-passthrough", "warning",
                 f"{r.name} was copied with {r.nonfinite} NaN/Inf element(s)", where=r.name,
                 got=str(r.nonfinite), expected="0")
-        for r in let_through
+        for r in rows if r.nonfinite
     ]  # fmt: skip
+    inexact = [name for r in rows if r.action == "relayout" for name, _ in r.other_scalars]
+    if inexact:
+        found.append(
+            Finding("relayout-inexact", "note",
+                    f"{len(inexact)} scale(s), such as {inexact[0]}, have no exact reciprocal in"
+                    " F32: they are one unit in the last place off in this layout, and the manifest"
+                    " keeps them for the way back", where=inexact[0], got=str(len(inexact)))
+        )  # fmt: skip
+    return found

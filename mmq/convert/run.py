@@ -5,7 +5,6 @@ open ─► plan ─► may we write here? ─► run units (journalled) ─► 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Mapping
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from mmq.console import Console
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
+from mmq.convert.configs import build_configs
 from mmq.convert.executor import UnitContext, run_units
 from mmq.convert.finalize import (
+    TABLE_NAME,
     ShardRecord,
     commit_index,
     json_bytes,
@@ -28,10 +29,11 @@ from mmq.convert.memory import MemorySampler
 from mmq.convert.options import ConvertOptions
 from mmq.convert.output_folder import prepare, refuse_overlap
 from mmq.convert.plan import ConversionPlan, build_plan
+from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile, list_side_files
 from mmq.convert.tasks import TensorRow
 from mmq.convert.work import EXPERTS, SOURCE
-from mmq.convert.writer import write_file
+from mmq.convert.writer import file_sha256, write_file
 from mmq.errors import BadInputError, MachineError, VerdictError
 from mmq.report.findings import Finding
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 REPORT_NAME = "mmq-convert.json"
 #: Room for journal, index and file-system overhead beyond the files themselves.
 _SPARE_BYTES = 64 << 20
-_HASH_CHUNK = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,15 @@ def convert(
     """
     checkpoint = open_checkpoint(source)
     plan = build_plan(checkpoint, options)
-    refuse_overlap(checkpoint, out)
+    refuse_overlap(plan, out)
     side_files, notes = list_side_files(checkpoint)
     findings = [*plan.findings, *notes]
     for finding in findings:
-        console.finding(finding)
+        console.finding(finding, talk=True)
     _refuse_warnings(findings, settings.strict)
     journal = Journal(out)
     writes = {u.filename for u in plan.units} | {s.name for s in side_files}
+    writes |= {*build_configs(plan), TABLE_NAME, MANIFEST_NAME, REPORT_NAME}
     state = prepare(
         out, journal, fingerprint(plan), writes,
         restart=settings.restart, overwrite=settings.overwrite,
@@ -101,12 +103,12 @@ def _run(
     plan: ConversionPlan, out: Path, side_files: list[SideFile], findings: list[Finding],
     journal: Journal, settings: RunSettings, console: Console,
 ) -> ConvertReport:  # fmt: skip
-    from mmq.convert.reporting import convert_report
+    from mmq.convert.reporting import convert_report, streaming_findings
 
     started = time.monotonic()
     memory = MemorySampler()
     memory.sample()
-    done = {i: _from_json(record) for i, record in journal.done(plan).items()}
+    done = _finished_shards(journal, plan, console)
     pending = [unit for unit in plan.units if unit.index not in done]
     _check_free_space(out, sum(u.file_bytes for u in pending) + sum(s.nbytes for s in side_files))
     if done:
@@ -123,10 +125,14 @@ def _run(
             )  # fmt: skip
     _check_unchanged(plan)
     shards = [done[unit.index] for unit in plan.units]
+    met = streaming_findings(shards)
+    for finding in met:
+        console.finding(finding, talk=True)
+    _refuse_warnings(met, settings.strict)
     files = write_everything_but_index(plan, out, shards, side_files, hashes)
     memory.sample()
     report = convert_report(
-        plan, shards, files, side_files, findings,
+        plan, shards, files, side_files, [*findings, *met],
         seconds=time.monotonic() - started, jobs=settings.jobs,
         resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
     )  # fmt: skip
@@ -147,6 +153,21 @@ def _context(plan: ConversionPlan, out: Path) -> UnitContext:
 def _from_json(record: Mapping[str, Any]) -> ShardRecord:
     rows = [row_from_json(r) for r in record["rows"]]
     return ShardRecord(record["unit"], record["filename"], record["bytes"], record["sha256"], rows)
+
+
+def _finished_shards(
+    journal: Journal, plan: ConversionPlan, console: Console
+) -> dict[int, ShardRecord]:
+    """Shards of an earlier run that still are what its records say, byte for byte."""
+    done: dict[int, ShardRecord] = {}
+    records = journal.done(plan)
+    total = sum(record["bytes"] for record in records.values())
+    with console.progress(total, "checking finished shards") as progress:
+        for unit, record in records.items():
+            shard = journal.folder.parent / record["filename"]
+            if file_sha256(shard, progress.advance) == record["sha256"]:
+                done[unit] = _from_json(record)
+    return done
 
 
 def _check_free_space(out: Path, nbytes: int) -> None:
@@ -186,12 +207,7 @@ def _source_hashes(source: Checkpoint, console: Console) -> dict[str, str]:
     total = sum(s.file_bytes for s in source.shards.values())
     with console.progress(total, "hashing the source") as progress:
         for name, shard in source.shards.items():
-            digest = hashlib.sha256()
-            with shard.path.open("rb") as file:
-                while chunk := file.read(_HASH_CHUNK):
-                    digest.update(chunk)
-                    progress.advance(len(chunk))
-            hashes[name] = digest.hexdigest()
+            hashes[name] = file_sha256(shard.path, progress.advance)
             if shard.sha256 and shard.sha256 != hashes[name]:
                 raise BadInputError(
                     "shard-hash", f"{name} is not what the Hub's cache says it is", where=name,

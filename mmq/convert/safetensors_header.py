@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, NamedTuple
 
 from mmq.errors import BadInputError
@@ -19,7 +20,7 @@ from mmq.quantize.formats import DTYPE_BITS, tensor_nbytes
 
 #: The reference implementation's own limit.
 MAX_HEADER_BYTES = 100_000_000
-_LFS_MAGIC = b"version https://git-lfs"
+LFS_MAGIC = b"version https://git-lfs"
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _MAX_DIMS = 64
 
@@ -45,29 +46,46 @@ class ShardHeader(NamedTuple):
     metadata: dict[str, str]
     raw: bytes
     file_bytes: int
+    mtime_ns: int
 
 
 def read_header(path: Path, shard: str) -> ShardHeader:
     """Read and check one shard's header.
 
     Raises:
-        BadInputError: LFS pointer, truncated or oversized header, bad JSON, unknown dtype,
-            offsets out of range, overlapping or with holes, duplicate names.
+        BadInputError: no regular file, LFS pointer, truncated or oversized header, bad JSON,
+            unknown dtype, offsets out of range, overlapping or with holes, duplicate names.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        if (start + file.read(len(_LFS_MAGIC) - 8)).startswith(_LFS_MAGIC):
-            raise BadInputError(
-                "lfs-pointer",
-                f"{shard} is a Git LFS pointer, not the shard itself",
-                where=str(path),
-                hint="git lfs pull   (or download with: hf download)",
-            )
-        length = _header_length(start, size, shard)
-        file.seek(8)
-        raw = file.read(length)
-    return ShardHeader(*_parse(raw, shard, size), raw, size)
+    try:
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise BadInputError("file-unreadable", f"{shard} is no regular file", where=str(path))
+        with path.open("rb") as file:
+            start = file.read(8)
+            if (start + file.read(len(LFS_MAGIC) - 8)).startswith(LFS_MAGIC):
+                raise lfs_pointer(shard, path)
+            length = _header_length(start, stat.st_size, shard)
+            file.seek(8)
+            raw = file.read(length)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return ShardHeader(*_parse(raw, shard, stat.st_size), raw, stat.st_size, stat.st_mtime_ns)
+
+
+def lfs_pointer(name: str, path: Path) -> BadInputError:
+    """A few lines of text that stand where git should have put a large file."""
+    return BadInputError(
+        "lfs-pointer",
+        f"{name} is a Git LFS pointer, not the file itself",
+        where=str(path),
+        hint="git lfs pull   (or download with: hf download)",
+    )
+
+
+def unreadable(path: Path, error: OSError) -> BadInputError:
+    """A source file that the system does not let us read."""
+    why = error.strerror or str(error)
+    return BadInputError("file-unreadable", f"{path.name} cannot be read: {why}", where=str(path))
 
 
 def _header_length(start: bytes, size: int, shard: str) -> int:
@@ -107,6 +125,9 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parse(raw: bytes, shard: str, size: int) -> tuple[list[TensorInfo], dict[str, str]]:
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        if b"\\u" in raw:
+            # half a surrogate pair is valid JSON, but no name that could be written again
+            json.dumps(header, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise BadInputError(
             "header-not-json", f"the header of {shard} is not valid JSON: {error}", where=shard

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmq.convert.checkpoint import CONFIG_NAME, HF_QUANT_CONFIG_NAME, Checkpoint
+from mmq.convert.safetensors_header import LFS_MAGIC, unreadable
 from mmq.errors import BadInputError
 from mmq.report.findings import Finding
 
@@ -20,6 +21,8 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h
 _SKIPPED_NAMES = frozenset(
     {".git", ".cache", ".huggingface", ".mmq", ".DS_Store", "__pycache__", ".ipynb_checkpoints"}
 )
+#: A Git LFS pointer is a few lines; larger files are not looked into.
+_LFS_MAX_BYTES = 1024
 #: Written anew, so the source's are not copied.
 _REPLACED_NAMES = frozenset(
     {CONFIG_NAME, HF_QUANT_CONFIG_NAME, "mmq-manifest.json", "mmq-convert.json",
@@ -40,7 +43,7 @@ def list_side_files(source: Checkpoint) -> tuple[list[SideFile], list[Finding]]:
     """(files to copy, notes about weights left out), in sorted order.
 
     Raises:
-        BadInputError: a dangling link.
+        BadInputError: a dangling link, a name that is not UTF-8, a folder that cannot be read.
     """
     if source.root is None:
         return [], []
@@ -57,12 +60,40 @@ def list_side_files(source: Checkpoint) -> tuple[list[SideFile], list[Finding]]:
                         f"{name} is not in the index: neither read nor copied", where=name)
             )  # fmt: skip
             continue
-        files.append(SideFile(name, path, path.stat().st_size, top if own_model else None))
+        nbytes = path.stat().st_size
+        if nbytes < _LFS_MAX_BYTES and _starts_like_pointer(path):
+            notes.append(
+                Finding("side-file-lfs-pointer", "warning",
+                        f"{name} is a Git LFS pointer, not the file itself, and is copied as that",
+                        where=name)
+            )  # fmt: skip
+        files.append(SideFile(name, path, nbytes, top if own_model else None))
     return files, notes
+
+
+def _starts_like_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_MAGIC)) == LFS_MAGIC
+    except OSError as error:
+        raise unreadable(path, error) from None
 
 
 def _is_weight(name: str) -> bool:
     return name.endswith(_WEIGHT_SUFFIXES) or name.endswith(".index.json")
+
+
+def _utf8_name(name: str) -> str:
+    """The name itself; manifests, indexes and the Hub hold UTF-8 only."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        shown = name.encode("utf-8", "backslashreplace").decode("ascii")
+        raise BadInputError(
+            "file-name-not-utf8", f"the name of {shown} is not UTF-8", where=shown,
+            hint="rename the file",
+        ) from None  # fmt: skip
+    return name
 
 
 def _walk(folder: Path, root: Path, seen: set[Path]) -> Iterator[tuple[Path, str]]:
@@ -71,14 +102,18 @@ def _walk(folder: Path, root: Path, seen: set[Path]) -> Iterator[tuple[Path, str
     if real in seen:
         return
     seen.add(real)
-    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+    try:
+        entries = sorted(os.scandir(folder), key=lambda e: e.name)
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    for entry in entries:
         path = folder / entry.name
         if entry.name in _SKIPPED_NAMES:
             continue
         if path.is_dir():
             yield from _walk(path, root, seen)
         elif path.is_file():
-            yield path, path.relative_to(root).as_posix()
+            yield path, _utf8_name(path.relative_to(root).as_posix())
         elif path.is_symlink():
             raise BadInputError(
                 "side-file-link-dangling",

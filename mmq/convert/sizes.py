@@ -26,7 +26,7 @@ RELEASES = {(45_838, 443_742_085_120): "", (46_637, 451_470_145_024): " with its
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.ASCII | re.IGNORECASE)
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 _NVFP4_SCALARS = {

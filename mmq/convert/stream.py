@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mmq.convert.safetensors_header import TensorInfo
+from mmq.convert.safetensors_header import TensorInfo, unreadable
 from mmq.convert.work import SOURCE, WeightSource
 from mmq.errors import BadInputError
 
@@ -46,7 +46,10 @@ class SourceReader:
         if path not in self._open:
             if len(self._open) >= _MAX_OPEN_FILES:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise unreadable(path, error) from None
         self._open.move_to_end(path)
         return self._open[path]
 
@@ -54,14 +57,19 @@ class SourceReader:
         """`nbytes` of a tensor from its byte `start`.
 
         Raises:
-            BadInputError: the file ends early, so it changed since its header was checked.
+            BadInputError: the file cannot be read, or ends early: it changed since its header was
+                checked.
         """
         buffer = np.empty(nbytes, np.uint8)
         view = buffer.data
-        fd = self._fd(self._paths[origin][tensor.shard])
+        path = self._paths[origin][tensor.shard]
+        fd = self._fd(path)
         done = 0
         while done < nbytes:
-            got = os.preadv(fd, [view[done:]], tensor.offset + start + done)
+            try:
+                got = os.preadv(fd, [view[done:]], tensor.offset + start + done)
+            except OSError as error:
+                raise unreadable(path, error) from None
             if got == 0:
                 raise BadInputError(
                     "source-changed",

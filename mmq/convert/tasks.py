@@ -42,7 +42,7 @@ class TensorRow(NamedTuple):
         global_scale: s2 as a multiplier, F32; NaN when there is none.
         signal / noise: Σx² and Σ(x − q)² against the source's values.
         nonfinite: NaN/Inf elements let through by --allow-nonfinite-passthrough.
-        other_scalar: exact scalar of the other NVFP4 layout where 1/x would not give it back.
+        other_scalars: (name, hex) of each scalar of the other NVFP4 layout that 1/x does not give.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TensorRow(NamedTuple):
     noise: float = 0.0
     max_error: float = 0.0
     nonfinite: int = 0
-    other_scalar: tuple[str, str] | None = None
+    other_scalars: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -149,13 +149,17 @@ def _checked_amax(weight: WeightSource, rows: WeightRows) -> np.float32:
     for scan in scans:
         scan.check()
     if not np.isfinite(amax):
-        raise BadInputError(
-            "value-overflow",
-            f"{weight.weight.name} holds values beyond F32",
-            where=weight.weight.name,
-            hint="the scale bytes are damaged: compare the shard's SHA-256 with the Hub's",
-        )
+        raise _overflow(weight, "F32")
     return amax
+
+
+def _overflow(weight: WeightSource, dtype: str) -> BadInputError:
+    return BadInputError(
+        "value-overflow",
+        f"{weight.weight.name} holds values beyond {dtype}",
+        where=f"{weight.weight.shard}: {weight.weight.name}",
+        hint="the scales are damaged: compare the shard's SHA-256 with the Hub's",
+    )
 
 
 def _piece_amax(weight: WeightSource, codes: Bytes, scale: Bytes | None) -> np.float32:
@@ -193,18 +197,16 @@ def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
                 result.packed.name, "quantize", weight.format, "NVFP4", weight.shape,
                 sum(t.nbytes for t in weight.tensors), sum(o.nbytes for o in result.present),
                 float(s2), error.signal, error.noise, error.max_error,
-                other_scalar=_other(weight.module, task.divisor, written, s2),
+                other_scalars=_unless_exact(f"{weight.module}.weight_scale_2", written, s2),
             )
         )  # fmt: skip
 
 
-def _other(
-    module: str, written_is_divisor: bool, written: np.float32, other: np.float32
-) -> tuple[str, str] | None:
-    """(name in the other layout, hex) when the written scalar's reciprocal is not `other`."""
-    if not written_is_divisor or reciprocal_scale(written) == other:
-        return None
-    return f"{module}.weight_scale_2", float(other).hex()
+def _unless_exact(name: str, written: np.float32, other: np.float32) -> tuple[tuple[str, str], ...]:
+    """((name, hex),) of the other layout's scalar, unless `written` or its reciprocal is it."""
+    if other in (written, reciprocal_scale(written)):
+        return ()
+    return ((name, float(other).hex()),)
 
 
 def _relayout(task: RelayoutNvfp4, context: TaskContext) -> None:
@@ -217,23 +219,23 @@ def _relayout(task: RelayoutNvfp4, context: TaskContext) -> None:
         scan.add(chunk)
         context.emit(chunk)
     scan.check()
-    source_global = _read_scalar(context.reader, weight.global_scale)
-    written = _reexpressed(source_global, task.stored_global)
+    stored = _read_scalar(context.reader, weight.global_scale)
+    written = _reexpressed(stored, task.stored_global)
     context.emit(_scalar(written))
+    inexact = _unless_exact(weight.global_scale.name, written, stored)
     if result.input_scale is not None:
-        value = np.float32(1.0)
+        value = written_input = np.float32(1.0)
         if task.input_scale is not None:
             value = _read_scalar(context.reader, task.input_scale)
-        context.emit(_scalar(_reexpressed(value, task.stored_input)))
-    inexact = reciprocal_scale(written) != source_global
+            written_input = _reexpressed(value, task.stored_input)
+            inexact += _unless_exact(task.input_scale.name, written_input, value)
+        context.emit(_scalar(written_input))
     divisor = NVFP4_LAYOUT_OF[weight.format].divisor
     context.rows.append(
         TensorRow(
             result.packed.name, "relayout", "NVFP4", "NVFP4", weight.shape,
             sum(t.nbytes for t in task.consumes), sum(o.nbytes for o in result.present),
-            float(reciprocal_scale(source_global) if divisor else source_global),
-            other_scalar=(weight.global_scale.name, float(source_global).hex())
-            if inexact else None,
+            float(reciprocal_scale(stored) if divisor else stored), other_scalars=inexact,
         )
     )  # fmt: skip
 
@@ -294,6 +296,7 @@ def _dequantize(task: DequantizeBf16, context: TaskContext) -> None:
     scans = [_Scan(weight.scale, "F8_E4M3" if nvfp4 else "F8_E8M0")]
     if not nvfp4:
         scans.append(_Scan(weight.weight, "F8_E4M3"))
+    overflow = 0
     for codes, scale in WeightRows(context.reader, weight):
         assert scale is not None
         for scan, raw in zip(scans, (scale, codes), strict=False):
@@ -301,9 +304,12 @@ def _dequantize(task: DequantizeBf16, context: TaskContext) -> None:
         values = (
             ops.dequantize_nvfp4(codes, scale, s2) if nvfp4 else ops.dequantize_mxfp8(codes, scale)
         )
+        overflow += ops.count_nonfinite(values.view(np.uint8).reshape(-1), "BF16")[0]
         context.emit(values)
     for scan in scans:
         scan.check()
+    if overflow:
+        raise _overflow(weight, "BF16")
     context.rows.append(
         TensorRow(
             task.output.name, "dequantize", "NVFP4" if nvfp4 else "MXFP8", "BF16", weight.shape,
@@ -319,14 +325,26 @@ def _write_scalar(task: WriteScalar, context: TaskContext) -> None:
 def _analytic_k(task: AnalyticKScale, context: TaskContext) -> None:
     norm = to_float32(context.reader.whole(task.norm), task.norm.dtype).astype(np.float64)
     bound = k_bound(norm, task.head_dim, gemma=context.gemma_norm)
-    _emit_kv_scale(task.output.name, scale_from_bound(bound), context)
+    _emit_kv_scale(task.output.name, _finite_scale(bound, task.norm), context)
 
 
 def _analytic_v(task: AnalyticVScale, context: TaskContext) -> None:
     values = np.concatenate(list(weight_values(task.weight, context.reader)))
     gamma = to_float32(context.reader.whole(task.norm), task.norm.dtype).astype(np.float64)
     bound = v_bound(values, gamma, gemma=context.gemma_norm)
-    _emit_kv_scale(task.output.name, scale_from_bound(bound), context)
+    _emit_kv_scale(task.output.name, _finite_scale(bound, task.weight.weight), context)
+
+
+def _finite_scale(bound: float, tensor: TensorInfo) -> np.float32:
+    if not bound < np.finfo(np.float32).max:
+        raise BadInputError(
+            "kv-scale-no-bound",
+            f"{tensor.name} or its norm gives no finite bound for a KV scale",
+            where=tensor.name,
+            got=bound,
+            hint="--kv-scales unit, or --kv-scales none",
+        )
+    return scale_from_bound(bound)
 
 
 def weight_values(

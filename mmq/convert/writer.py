@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PARTIAL = ".partial"
+_HASH_CHUNK = 8 << 20
 
 
 class FileRecord(NamedTuple):
@@ -30,13 +32,17 @@ class AtomicFile:
 
     Use as a context manager and call `commit`; leaving without it removes the partial file.
 
+    Args:
+        expected: bytes that will be written, for the message when there is no room for them.
+
     Raises:
         MachineError: the disk is full, or a file-size limit was hit.
         RefusedError: another process is writing the same file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, expected: int | None = None) -> None:
         self.path = path
+        self._expected = expected
         self.partial = path.with_name(path.name + PARTIAL)
         self._hash = hashlib.sha256()
         self._size = 0
@@ -44,6 +50,13 @@ class AtomicFile:
         self._mode: int | None = None
 
     def __enter__(self) -> AtomicFile:
+        try:
+            self._open()
+        except OSError as error:
+            raise disk_error(error, self.path, self._expected) from error
+        return self
+
+    def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # 0666 & ~umask, and the mode of a file that is being replaced
         self._mode = self.path.stat().st_mode & 0o777 if self.path.exists() else None
@@ -53,6 +66,7 @@ class AtomicFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
+            self._fd = -1
             raise RefusedError(
                 "locked",
                 f"another process is writing {self.partial.name}",
@@ -60,7 +74,6 @@ class AtomicFile:
                 hint="wait for the other run to end",
             ) from None
         os.ftruncate(self._fd, 0)
-        return self
 
     def write(self, data: Buffer) -> None:
         """Append bytes."""
@@ -72,20 +85,20 @@ class AtomicFile:
                 view = view[written:]
                 self._size += written
         except OSError as error:
-            raise disk_error(error, self.path) from error
+            raise disk_error(error, self.path, self._expected) from error
 
     def commit(self) -> FileRecord:
         """Sync, rename, and sync the folder, so that the name means the whole file."""
         try:
             os.fsync(self._fd)
+            if self._mode is not None:
+                os.fchmod(self._fd, self._mode)
+            self.partial.replace(self.path)
+            os.close(self._fd)
+            self._fd = -1
+            sync_folder(self.path.parent)
         except OSError as error:
-            raise disk_error(error, self.path) from error
-        if self._mode is not None:
-            os.fchmod(self._fd, self._mode)
-        self.partial.replace(self.path)
-        os.close(self._fd)
-        self._fd = -1
-        sync_folder(self.path.parent)
+            raise disk_error(error, self.path, self._expected) from error
         return FileRecord(self._size, self._hash.hexdigest())
 
     def __exit__(
@@ -107,6 +120,16 @@ def write_file(path: Path, data: Buffer) -> FileRecord:
         return file.commit()
 
 
+def file_sha256(path: Path, advance: Callable[[int], None]) -> str:
+    """SHA-256 of a file in bounded memory; `advance` is told of every piece."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK):
+            digest.update(chunk)
+            advance(len(chunk))
+    return digest.hexdigest()
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -116,25 +139,27 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def disk_error(error: OSError, path: Path) -> MachineError:
-    """A write that failed, told with what is free."""
+def disk_error(error: OSError, path: Path, expected: int | None = None) -> MachineError:
+    """A write that failed, told with what it needs and what is free."""
     try:
         stat = os.statvfs(path.parent)
         free = f"{stat.f_bavail * stat.f_frsize:,} bytes free"
     except OSError:
         free = "unknown"
+    needed = None if expected is None else f"{expected:,} bytes for this file"
     hint = "free space, then run the same command again: finished shards are kept"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return MachineError(
             "disk-full", f"the disk is full: {path.name} could not be written",
-            where=str(path), got=free, hint=hint,
+            where=str(path), got=free, expected=needed, hint=hint,
         )  # fmt: skip
     if error.errno == errno.EFBIG:
         return MachineError(
             "file-size-limit", f"a file-size limit was hit: {path.name} could not be written",
-            where=str(path), got=free, hint="ulimit -f unlimited, or a smaller --max-shard-size",
+            where=str(path), got=free, expected=needed,
+            hint="ulimit -f unlimited, or a smaller --max-shard-size",
         )  # fmt: skip
     return MachineError(
         "write-failed", f"{path.name} could not be written: {error.strerror or error}",
-        where=str(path), got=free, hint=hint,
+        where=str(path), got=free, expected=needed, hint=hint,
     )  # fmt: skip

@@ -6,7 +6,6 @@ writes the same files again.
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from mmq.console import Console
 from mmq.convert.checkpoint import open_checkpoint
 from mmq.convert.options import ConvertOptions
 from mmq.convert.plan import build_plan
-from mmq.convert.run import REPORT_NAME, RunSettings, convert
+from mmq.convert.run import RunSettings, convert
 from mmq.convert.sizes import parse_size
 from mmq.convert.summary import checkpoint_summary, plan_summary, resource_summary
 from mmq.demo.small_model import build_small_model
+from mmq.errors import VerdictError
+from mmq.report.schema import ConvertReport
 from mmq.report.tables import (
     convert_lines,
     inspect_lines,
@@ -28,9 +29,9 @@ from mmq.report.tables import (
     plan_lines,
     size_text,
 )
+from mmq.verify.run import verify
 
 DEFAULT_FOLDER = Path("demo-out")
-VERIFY_REPORT = "mmq-verify.json"
 #: Small enough that the small model comes out in several shards.
 SHARD_SIZE = "2MB"
 
@@ -45,7 +46,7 @@ def run_demo(console: Console, folder: Path | None = None) -> int:
         MmqError: a step failed.
     """
     folder = folder or DEFAULT_FOLDER
-    source, out, report = folder / "source", folder / "nvfp4", folder / VERIFY_REPORT
+    source, out = folder / "source", folder / "nvfp4"
     console.event(
         "demo", f"a small MiniMax-M3 with random weights, in {source}", folder=str(folder)
     )
@@ -58,18 +59,13 @@ def run_demo(console: Console, folder: Path | None = None) -> int:
     _step(console, "convert", source, out, *flags, "--dry-run")
     _dry_run(console, source, out, options)
     _step(console, "convert", source, out, *flags, "--overwrite", "--jobs", "1")
-    _convert(console, source, out, options)
-    _step(console, "verify", out, "--against", source, "-o", report)
-    try:
-        from mmq.verify.run import verify
-    except ImportError:
-        console.note("verify is not there yet")
-        return 0
-    code = verify(
-        str(out), str(source), "weights", strict=False, report_path=report, console=console
+    report = _convert(console, source, out, options)
+    _step(console, "verify", out, "--against", source)
+    verified = verify(
+        str(out), str(source), "weights", strict=False, report_path=None, console=console
     )
-    _figures(console, _read(out / REPORT_NAME), _read(report))
-    return int(code)
+    _figures(console, report.model_dump(), verified.model_dump())
+    return 0 if verified.verdict in ("pass", "warn") else VerdictError.exit_code
 
 
 def _step(console: Console, *words: str | Path) -> None:
@@ -92,7 +88,7 @@ def _dry_run(console: Console, source: Path, out: Path, options: ConvertOptions)
     console.result("\n".join(plan_lines(data)), {"command": "convert", "dry_run": True, **data})
 
 
-def _convert(console: Console, source: Path, out: Path, options: ConvertOptions) -> None:
+def _convert(console: Console, source: Path, out: Path, options: ConvertOptions) -> ConvertReport:
     # restart: an interrupted demo leaves a run whose source is no longer the same file
     settings = RunSettings(jobs=1, restart=True, overwrite=True)
     report = convert(str(source), out, options, settings, console)
@@ -100,11 +96,7 @@ def _convert(console: Console, source: Path, out: Path, options: ConvertOptions)
     data = report.model_dump()
     text = "\n".join(convert_lines(data, str(source), str(out)))
     console.result(text, {"command": "convert", "out": str(out), **data})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(path.read_bytes())
-    return data
+    return report
 
 
 def _figures(console: Console, converted: dict[str, Any], verified: dict[str, Any]) -> None:

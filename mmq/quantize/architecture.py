@@ -69,6 +69,8 @@ COMPONENTS = (
 GATE, DOWN, UP = "w1", "w2", "w3"
 #: Projections that engines fuse into one matrix and give one global scale.
 FUSED_GATE_UP = (GATE, UP)
+#: Other linears that engines fuse into one matrix, which then has one format.
+FUSED_LINEARS = (("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"))
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _FUSED_EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj|gate_proj|up_proj|w13|w1|w2|w3)$")

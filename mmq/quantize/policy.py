@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from mmq.errors import BadInputError
-from mmq.quantize.architecture import FUSED_GATE_UP, Role
+from mmq.quantize.architecture import FUSED_LINEARS, Role
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,38 @@ def apply_ignore(
 
 
 def check_fused_groups(candidates: Mapping[str, Role], ignored: frozenset[str]) -> None:
-    """Refuse ignores that leave a fused matrix, or one layer's experts, in two formats.
+    """Refuse ignores that leave one layer's experts in two formats.
 
-    Engines fuse w1 with w3, and all experts of a layer, into one tensor with one format.
+    Engines fuse w1 with w3, and all experts of a layer with their w2, into one module with one
+    format.
 
     Raises:
-        BadInputError: naming the pair or the layer.
+        BadInputError: naming the layer, and the pair when it is w1 and w3 that come apart.
     """
-    by_layer: dict[tuple[bool, int, str], set[bool]] = {}
+    layers: dict[tuple[bool, int], dict[bool, str]] = {}
     for name, role in candidates.items():
-        kind = "w1/w3" if role.projection in FUSED_GATE_UP else role.projection
-        by_layer.setdefault((role.mtp, role.layer, kind), set()).add(name in ignored)
-    for (_, layer, kind), states in sorted(by_layer.items()):
+        if role.is_routed_expert:
+            layers.setdefault((role.mtp, role.layer), {})[name in ignored] = name
+    for (_, layer), states in sorted(layers.items()):
         if len(states) > 1:
             raise BadInputError(
                 "ignore-splits-experts",
-                f"--ignore leaves some of layer {layer}'s {kind} experts unquantised and not the"
-                " others; engines fuse them and need one format",
-                where=f"layer {layer} {kind}",
+                f"--ignore leaves some of layer {layer}'s experts unquantised and not the others;"
+                " engines fuse w1 with w3 and all experts of a layer, and need one format",
+                where=f"layer {layer}",
+                got=f"{states[True]} ignored, {states[False]} quantised",
                 hint=f"ignore all of them ('*.layers.{layer}.block_sparse_moe.experts.*') or none",
             )
+
+
+def split_pairs(candidates: Mapping[str, Role], ignored: frozenset[str]) -> list[tuple[str, str]]:
+    """(ignored, quantised) modules that engines fuse into one matrix: gate with up, q with k, v."""
+    pairs = []
+    for name in candidates:
+        parent, _, projection = name.rpartition(".")
+        group = next((g for g in FUSED_LINEARS if projection in g), ())
+        others = [f"{parent}.{p}" for p in group]
+        quantised = [n for n in others if n in candidates and n not in ignored]
+        if name in ignored and quantised:
+            pairs.append((name, quantised[0]))
+    return pairs

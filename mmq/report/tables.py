@@ -342,5 +342,5 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
         f" {jobs} job{'s' if jobs != 1 else ''}"
     )
     if timing["resumed_shards"]:
-        line += f", {timing['resumed_shards']} shards done before"
+        line += f", done before: {timing['resumed_shards']}"
     return line + (f", peak memory {peak / 1e9:.2f} GB (summed PSS)" if peak else "")

@@ -1,1 +1,1 @@
-"""Is it right? Structure and weights of a converted checkpoint, judged against its source."""
+"""Is a converted checkpoint right? Structure, then weights against the source, then a verdict."""

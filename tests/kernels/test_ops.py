@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
 
 from mmq.kernels import ops
-from mmq.kernels.cpu import jit
+from mmq.kernels.cpu import compiled
 
 ONE = np.float32(1)
 
@@ -165,6 +166,32 @@ def test_without_numba_the_reference_serves_with_one_warning():
     assert done.stderr.count("numba cannot be imported") == 1
 
 
+def test_compiled_code_lives_in_one_file():
+    """numba's disk cache misses changes in other files: callers would run stale arithmetic."""
+    package = Path(compiled.__file__).parent
+    jitted = {path.name for path in package.glob("*.py") if "numba.njit" in path.read_text("utf-8")}
+    decorated = {path.name for path in package.glob("*.py") if "@jit" in path.read_text("utf-8")}
+    assert jitted == decorated == {"compiled.py"}
+    imports = [
+        line for line in Path(compiled.__file__).read_text("utf-8").splitlines() if "import" in line
+    ]
+    assert [line for line in imports if line.startswith(("from .", "from mmq", "import mmq"))] == [
+        "from ..results import F32, F64, U8, U16, AnyArray"  # annotations only
+    ]
+
+
+def test_nan_stays_in_bounds():
+    """Callers scan first. If one does not, codes mean nothing, but memory is not left."""
+    codes = np.full((1, 32), 0x7F, np.uint8)
+    for exponent in (0, 127, 254, 255):
+        out = ops.quantize_nvfp4_from_mxfp8(codes, np.array([[exponent]], np.uint8), ONE)
+        assert (out.scale < 0x7F).all()
+    for bad in (np.nan, np.inf, -np.inf):
+        values = np.array([[bad, *range(31)]], np.float32)
+        assert (ops.quantize_nvfp4_from_float(values, "F32", ONE).scale < 0x7F).all()
+        assert (ops.quantize_mxfp8(values, "F32").codes & 0x7F < 0x7F).all()
+
+
 def test_backend_names():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -183,4 +210,4 @@ def test_compiles_without_a_cache_folder(monkeypatch):
         return real(*args, **settings)
 
     monkeypatch.setattr(numba, "njit", njit)
-    assert jit.jit(lambda x: x + 1)(1) == 2
+    assert compiled.jit(lambda x: x + 1)(1) == 2

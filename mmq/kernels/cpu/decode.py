@@ -14,36 +14,35 @@ import functools
 
 import numpy as np
 
-from ..results import F32, U8, U16, AnyArray
-from .jit import jit
-from .rounding import E2M1, E4M3, E8M0, bf16_bits
+from ..results import F32, U8, U16
+from .compiled import E2M1, E4M3, E8M0, look_up_codes, look_up_nibbles, round_to_bf16
 
 
 def dequantize_mxfp8_f32(codes_OK: U8, exponent_OG: U8) -> F32:
     """F32 [O, K] from E4M3 codes and E8M0 exponents."""
     values_OK = np.empty(codes_OK.shape, np.float32)
-    _look_up_codes(codes_OK, exponent_OG, _mxfp8_f32_table(), values_OK)
+    look_up_codes(codes_OK, exponent_OG, _mxfp8_f32_table(), values_OK)
     return values_OK
 
 
 def dequantize_mxfp8_bf16(codes_OK: U8, exponent_OG: U8) -> U16:
     """BF16 bits U16 [O, K] from E4M3 codes and E8M0 exponents."""
     bits_OK = np.empty(codes_OK.shape, np.uint16)
-    _look_up_codes(codes_OK, exponent_OG, _mxfp8_bf16_table(), bits_OK)
+    look_up_codes(codes_OK, exponent_OG, _mxfp8_bf16_table(), bits_OK)
     return bits_OK
 
 
 def dequantize_nvfp4_f32(packed_OP: U8, scale_OB: U8, s2: np.float32) -> F32:
     """F32 [O, K] from packed E2M1 codes and E4M3 scales."""
     values_OK = np.empty((packed_OP.shape[0], packed_OP.shape[1] * 2), np.float32)
-    _look_up_nibbles(packed_OP, scale_OB, _nvfp4_f32_table(s2), values_OK)
+    look_up_nibbles(packed_OP, scale_OB, _nvfp4_f32_table(s2), values_OK)
     return values_OK
 
 
 def dequantize_nvfp4_bf16(packed_OP: U8, scale_OB: U8, s2: np.float32) -> U16:
     """BF16 bits U16 [O, K] from packed E2M1 codes and E4M3 scales."""
     bits_OK = np.empty((packed_OP.shape[0], packed_OP.shape[1] * 2), np.uint16)
-    _look_up_nibbles(packed_OP, scale_OB, _to_bf16(_nvfp4_f32_table(s2)), bits_OK)
+    look_up_nibbles(packed_OP, scale_OB, _to_bf16(_nvfp4_f32_table(s2)), bits_OK)
     return bits_OK
 
 
@@ -65,31 +64,5 @@ def _nvfp4_f32_table(s2: np.float32) -> F32:
 
 def _to_bf16(table: F32) -> U16:
     bits = np.empty(table.shape, np.uint16)
-    _round_to_bf16(table.reshape(-1), bits.reshape(-1))
+    round_to_bf16(table.reshape(-1), bits.reshape(-1))
     return bits
-
-
-@jit
-def _round_to_bf16(values: F32, bits: U16) -> None:
-    for i in range(values.size):
-        bits[i] = bf16_bits(values[i])
-
-
-@jit
-def _look_up_codes(codes_OK: U8, exponent_OG: U8, table: AnyArray, out_OK: AnyArray) -> None:
-    for o in range(codes_OK.shape[0]):
-        for g in range(exponent_OG.shape[1]):
-            row = table[exponent_OG[o, g]]
-            for k in range(g * 32, g * 32 + 32):
-                out_OK[o, k] = row[codes_OK[o, k]]
-
-
-@jit
-def _look_up_nibbles(packed_OP: U8, scale_OB: U8, table: AnyArray, out_OK: AnyArray) -> None:
-    for o in range(packed_OP.shape[0]):
-        for b in range(scale_OB.shape[1]):
-            row = table[scale_OB[o, b]]
-            for p in range(b * 8, b * 8 + 8):
-                pair = packed_OP[o, p]
-                out_OK[o, 2 * p] = row[pair & 15]
-                out_OK[o, 2 * p + 1] = row[pair >> 4]

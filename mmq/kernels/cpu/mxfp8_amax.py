@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..results import U8
-from .rounding import E4M3, E8M0
+from .compiled import E4M3, E8M0
 
 _LARGEST_CODE = 0x7E
 

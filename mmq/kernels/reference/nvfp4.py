@@ -5,8 +5,8 @@
     code  = e2m1(x / (e4m3(scale) · s2))                  with the stored, rounded scale
 
 Every operation is one F32 operation in the order written, and every rounding is to nearest, ties to
-even. 1.3 % of the elements of an MXFP8 tensor lie exactly on a tie, so the order is part of the
-format's meaning.
+even. 1 to 5 % of the elements of an MXFP8 tensor lie exactly on a tie, so the order is part of
+what is specified.
 
 Four numbers, as if they were a block, with s2 = 2^−7: [0.5, −0.03, 0.125, 0]. amax = 0.5, and
 0.5 / (6 · 2^−7) = 10.67, which E4M3 rounds to 11 (0x53). The step is 11 · 2^−7 = 0.0859, the

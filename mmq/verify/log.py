@@ -1,0 +1,85 @@
+"""What a level of verification looked at, found, and left out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
+
+from mmq.console import Console
+from mmq.report.findings import Finding
+from mmq.report.schema import FindingEntry, LevelResult
+
+Status = Literal["pass", "warn", "fail"]
+
+#: Findings of one id told one by one; the rest become a number. A lost shard has 16,000 tensors.
+MAX_PER_ID = 100
+
+
+class LevelLog:
+    """Collects one level's findings and says each to the console as it comes.
+
+    Attributes:
+        named: `where` of every error so far, so that a later, more general check can stay silent
+            about a tensor that a sharper one has named.
+    """
+
+    def __init__(self, level: Literal["structure", "weights"], console: Console) -> None:
+        self.level = level
+        self.findings: list[Finding] = []
+        self.named: set[str] = set()
+        self._console = console
+        self._checks: Counter[str] = Counter()
+        self._skipped: list[str] = []
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._started = time.monotonic()
+
+    def run(self, check: str, looked_at: int, findings: Iterable[Finding] = ()) -> None:
+        """Count what a check looks at and take in what it finds."""
+        self._checks[check] += looked_at
+        for finding in findings:
+            self.add(finding)
+
+    def add(self, finding: Finding) -> None:
+        if finding.severity == "error":
+            self.named.add(finding.where)
+        kind = (finding.id, finding.severity)
+        self._counts[kind] += 1
+        if self._counts[kind] <= MAX_PER_ID:
+            self._tell(finding)
+
+    def skip(self, reason: str) -> None:
+        """Something this level does not say anything about, and why."""
+        if reason not in self._skipped:
+            self._skipped.append(reason)
+            self._console.note(f"skipped: {reason}")
+
+    def _tell(self, finding: Finding) -> None:
+        self.findings.append(finding)
+        self._console.finding(finding)
+
+    def result(self) -> LevelResult:
+        """The level's entry in the report; findings beyond `MAX_PER_ID` are summed up first."""
+        for (id, severity), count in self._counts.items():
+            if count > MAX_PER_ID:
+                text = f"{count - MAX_PER_ID:,} more of {id}"
+                self._tell(Finding(id, severity, text, got=f"{count:,} in all"))
+        seconds = round(time.monotonic() - self._started, 3)
+        return LevelResult(
+            level=self.level, status=worst(self.findings), checks=dict(self._checks),
+            skipped=self._skipped, seconds=seconds,
+        )  # fmt: skip
+
+
+def worst(findings: Iterable[Finding]) -> Status:
+    """fail on any error, warn on any warning, else pass."""
+    severities = {f.severity for f in findings}
+    if "error" in severities:
+        return "fail"
+    return "warn" if "warning" in severities else "pass"
+
+
+def entries(findings: Iterable[Finding]) -> list[FindingEntry]:
+    """Findings as the report holds them."""
+    return [FindingEntry(**f.as_dict()) for f in findings]

@@ -1,0 +1,169 @@
+"""`mmq verify`: open OUT and its source, run the levels, give a verdict, write the report."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+from mmq import __version__
+from mmq.console import Console
+from mmq.convert.finalize import json_bytes
+from mmq.convert.writer import write_file
+from mmq.errors import MachineError, MmqError, UsageError
+from mmq.quantize.version import NUMERICS_VERSION
+from mmq.report.findings import Finding
+from mmq.report.schema import Endpoint, FileEntry, LevelResult, VerifyReport
+from mmq.verify.digests import hash_files
+from mmq.verify.expectation import Expectation, open_source, plan_expectation
+from mmq.verify.log import LevelLog, entries, worst
+from mmq.verify.structure import check_structure
+from mmq.verify.subject import Subject, open_subject
+
+REPORT_NAME = "mmq-verify.json"
+LEVELS = ("structure", "weights")
+
+
+def verify(
+    out: str,
+    against: str | None,
+    level: str | None,
+    *,
+    strict: bool,
+    report_path: Path | None,
+    console: Console,
+) -> VerifyReport:
+    """Judge OUT; defects of OUT are findings, never exceptions.
+
+    Args:
+        against: the checkpoint OUT was made from.
+        level: highest level to run; weights by default where there is a source with weights.
+        strict: whether the caller lets warnings fail; the verdict says "warn" either way.
+        report_path: where mmq-verify.json goes; by default into OUT, if that is a writable folder.
+
+    Raises:
+        UsageError: the level needs a source, or the source's weights.
+        BadInputError: the source is damaged.
+    """
+    _check_level(level, against)
+    expectation = open_source(against) if against is not None else None
+    level = _level(level, expectation)
+    logs = [LevelLog("structure", console)]
+    subject, findings = open_subject(out)
+    logs[0].run("opened", 1, findings)
+    if expectation is not None:
+        logs[0].run("plan", 1, plan_expectation(expectation, subject))
+    check_structure(subject, expectation, logs[0], last_level=level == "structure")
+    files = [] if level == "weights" else _small_files(subject, logs[0])
+    results = [logs[0].result()]
+    metrics: dict[str, float] = {}
+    if level == "weights":
+        assert expectation is not None
+        logs.append(LevelLog("weights", console))
+        metrics, files = _weights(subject, expectation, logs[1], console)
+        results.append(logs[1].result())
+    report = _report(subject, expectation, logs, results, metrics, files)
+    _write(report, subject, report_path, console)
+    return report
+
+
+def _check_level(level: str | None, against: str | None) -> None:
+    if level is not None and level not in LEVELS:
+        raise UsageError("option-value", f"--level {level} is unknown", got=level,
+                         expected=", ".join(LEVELS))  # fmt: skip
+    if level == "weights" and against is None:
+        raise UsageError(
+            "level-needs-source", "--level weights compares with the source",
+            hint="mmq verify OUT --against SRC",
+        )  # fmt: skip
+
+
+def _level(level: str | None, expectation: Expectation | None) -> str:
+    has_weights = expectation is not None and expectation.source.root is not None
+    if level == "weights" and not has_weights:
+        assert expectation is not None
+        raise UsageError(
+            "source-has-no-weights",
+            f"{expectation.source.location} is a header manifest: it has no weights",
+            where=expectation.source.location, hint="--level structure",
+        )  # fmt: skip
+    return level or ("weights" if has_weights else "structure")
+
+
+def _weights(
+    subject: Subject, expectation: Expectation, log: LevelLog, console: Console
+) -> tuple[dict[str, float], list[FileEntry]]:
+    from mmq.verify.weights import check_weights
+
+    if subject.root is None or not subject.shards:
+        log.add(Finding("nothing-compared", "error", "OUT has no weights that could be read",
+                        where=subject.location, got="0 tensors"))  # fmt: skip
+        return {}, []
+    return check_weights(subject, expectation, log, console)
+
+
+def _small_files(subject: Subject, log: LevelLog) -> list[FileEntry]:
+    """The JSON files that a structure check judged; shards are hashed by level weights."""
+    hashes: dict[str, FileEntry] = {}
+    if subject.root is not None:
+        log.run(
+            "files", len(subject.json_files), hash_files(subject.root, subject.json_files, hashes)
+        )
+    return [hashes[name] for name in sorted(hashes)]
+
+
+def _report(
+    subject: Subject, expectation: Expectation | None, logs: list[LevelLog],
+    results: list[LevelResult], metrics: dict[str, float], files: list[FileEntry],
+) -> VerifyReport:  # fmt: skip
+    findings = [f for log in logs for f in log.findings]
+    source = expectation.source if expectation else None
+    against = None if source is None else Endpoint(
+        location=source.location, tensors=len(source.tensors), shards=len(source.shards),
+        payload_bytes=source.nbytes,
+        file_bytes=sum(s.file_bytes for s in source.shards.values()) or None,
+    )  # fmt: skip
+    return VerifyReport(
+        versions=_versions(),
+        numerics_version=NUMERICS_VERSION,
+        checkpoint=Endpoint(
+            location=subject.location, tensors=len(subject.tensors), shards=len(subject.shards),
+            payload_bytes=subject.payload_bytes,
+            file_bytes=sum(s.file_bytes for s in subject.shards.values()) or None,
+        ),
+        against=against,
+        verdict=worst(findings),
+        levels=results,
+        metrics=metrics,
+        findings=entries(findings),
+        files=files,
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what had a part in the verdict, without importing it."""
+    found = {"mmq": __version__, "python": platform.python_version()}
+    for name in ("numpy", "numba"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _write(report: VerifyReport, subject: Subject, path: Path | None, console: Console) -> None:
+    """The report; into OUT unless told otherwise, where that can be written."""
+    data = json_bytes(report.model_dump())
+    if path is not None:
+        write_file(path, data)
+        return
+    root = subject.root
+    if root is None or not root.is_dir():
+        return
+    try:
+        if not os.access(root, os.W_OK):
+            raise PermissionError(f"{root} is not writable")
+        write_file(root / REPORT_NAME, data)
+    except (OSError, MmqError) as error:
+        reason = error.message if isinstance(error, MachineError) else str(error)
+        console.note(f"{REPORT_NAME} was not written: {reason}; use -o FILE")

@@ -1,0 +1,191 @@
+"""Level weights: every stored value against the source, and every file's SHA-256.
+
+pass-through   byte by byte
+mmq's own      requantised with the same operations and compared byte by byte
+foreign        decoded and compared with the source's values (see `values`)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from mmq.console import Console
+from mmq.convert.work import (
+    EXPERTS,
+    SOURCE,
+    AnalyticKScale,
+    AnalyticVScale,
+    CopyTensor,
+    DequantizeBf16,
+    QuantizeMxfp8,
+    QuantizeNvfp4,
+    RelayoutNvfp4,
+    Task,
+    WriteScalar,
+)
+from mmq.report.findings import Finding
+from mmq.report.schema import FileEntry
+from mmq.verify.compare import OUT
+from mmq.verify.digests import check_hashes, hash_file, hash_files
+from mmq.verify.expectation import Expectation
+from mmq.verify.files import check_side_contents, manifest_files, side_files_of
+from mmq.verify.jobs import JobContext, JobResult, ShardJob, run_job
+from mmq.verify.log import LevelLog
+from mmq.verify.plan_match import agrees
+from mmq.verify.subject import Subject
+
+_NOT_BY_VALUE = "a foreign conversion's {what}: mmq compares these only for its own output"
+
+
+def check_weights(
+    subject: Subject, expectation: Expectation, log: LevelLog, console: Console
+) -> tuple[dict[str, float], list[FileEntry]]:
+    """Run the level; returns (metrics, every file with its SHA-256).
+
+    Raises:
+        BadInputError: the source cannot be read.
+    """
+    for reason in expectation.skipped:
+        log.skip(reason)
+    jobs = _jobs(subject, expectation, log)
+    context = _context(subject, expectation)
+    results = []
+    total = sum(o.nbytes for j in jobs for t in (*j.tasks, *j.by_value) for o in t.outputs)
+    with console.progress(total, "verifying weights") as progress:
+        for job in jobs:
+            result = run_job(job, context, progress.advance)
+            log.run("tensors compared", result.compared, result.findings)
+            log.run("block scales scanned", len(job.modules))
+            results.append(result)
+    if not sum(r.compared for r in results):
+        log.add(Finding("nothing-compared", "error", "no tensor could be compared with the source",
+                        where=subject.location, got="0 tensors"))  # fmt: skip
+    _tell_adaptive(results, log)
+    files = _files(subject, expectation, results, log)
+    return _metrics(results), files
+
+
+def _context(subject: Subject, expectation: Expectation) -> JobContext:
+    paths = {
+        SOURCE: {n: s.path for n, s in expectation.source.shards.items()},
+        OUT: subject.paths,
+    }
+    if expectation.plan is not None and expectation.plan.experts is not None:
+        paths[EXPERTS] = {n: s.path for n, s in expectation.plan.experts.shards.items()}
+    gemma = bool(expectation.source.text_config.get("use_gemma_norm", True))
+    return JobContext(paths, subject.tensors, gemma, expectation.exact)
+
+
+def _jobs(subject: Subject, expectation: Expectation, log: LevelLog) -> list[ShardJob]:
+    """Tasks by the shard their first result lies in; none is lost silently."""
+    by_bytes: dict[str, list[Task]] = defaultdict(list)
+    by_value: dict[str, list[QuantizeNvfp4]] = defaultdict(list)
+    scalars: dict[str, list[AnalyticKScale | AnalyticVScale]] = defaultdict(list)
+    absent = 0
+    for task in _tasks(expectation):
+        if not _comparable(task, subject, expectation):
+            absent += len(task.outputs)
+            continue
+        shard = subject.tensors[task.outputs[0].name].shard
+        if isinstance(task, CopyTensor | RelayoutNvfp4) or _exact(task, expectation):
+            by_bytes[shard].append(task)
+        elif isinstance(task, QuantizeNvfp4):
+            by_value[shard].append(task)
+        elif isinstance(task, AnalyticKScale | AnalyticVScale):
+            scalars[shard].append(task)
+        else:
+            log.skip(_reason(task))
+    if absent:
+        log.skip(f"{absent:,} planned tensor(s) that OUT does not store as planned")
+    modules = defaultdict(list)
+    for module in subject.modules.values():
+        if module.scale is not None:
+            modules[module.scale.shard].append(module)
+    return [
+        ShardJob(
+            name, shard.path, shard.file_bytes, tuple(modules[name]), tuple(by_bytes[name]),
+            tuple(by_value[name]), tuple(scalars[name]),
+        )
+        for name, shard in subject.shards.items()
+    ]  # fmt: skip
+
+
+def _tasks(expectation: Expectation) -> Iterator[Task]:
+    if expectation.plan is not None:
+        for unit in expectation.plan.units:
+            yield from unit.tasks
+
+
+def _exact(task: Task, expectation: Expectation) -> bool:
+    """Whether OUT's bytes must be the ones this mmq would write."""
+    if isinstance(task, WriteScalar):
+        return expectation.own and not expectation.unknown_kv
+    if isinstance(task, QuantizeNvfp4) and expectation.unknown_experts:
+        return False
+    return expectation.exact
+
+
+def _comparable(task: Task, subject: Subject, expectation: Expectation) -> bool:
+    stored = ((subject.tensors.get(o.name), o) for o in task.outputs)
+    return all(t is not None and agrees(t, o, own=expectation.own) for t, o in stored)
+
+
+def _reason(task: Task) -> str:
+    if isinstance(task, WriteScalar | AnalyticKScale | AnalyticVScale):
+        return "values of KV scales: calibration is the converter's choice"
+    if isinstance(task, QuantizeMxfp8):
+        return _NOT_BY_VALUE.format(what="MXFP8 weights")
+    assert isinstance(task, DequantizeBf16)
+    return _NOT_BY_VALUE.format(what="BF16 weights")
+
+
+def _tell_adaptive(results: list[JobResult], log: LevelLog) -> None:
+    names = [name for r in results for name in r.adaptive]
+    if names:
+        log.add(
+            Finding(
+                "rounding-not-nearest", "note",
+                f"{len(names):,} weight(s) were not rounded to nearest under their scales (another"
+                " source than this one, or learned rounding): one E2M1 step is allowed there",
+                where=names[0],
+            )
+        )  # fmt: skip
+
+
+def _files(
+    subject: Subject, expectation: Expectation, results: list[JobResult], log: LevelLog
+) -> list[FileEntry]:
+    """Every file of OUT with its hash, held against the manifest and the source's side files."""
+    assert subject.root is not None
+    root, entries = subject.root, manifest_files(subject)
+    hashes = {r.name: FileEntry(name=r.name, bytes=r.nbytes, sha256=r.sha256) for r in results}
+    sides = side_files_of(expectation.source)
+    names = {*subject.json_files, *(s.name for s in sides), *(e.name for e in entries)}
+    log.run("files", len(names), hash_files(root, names, hashes))
+    equal = [s for s in sides if s.name in hashes and hashes[s.name].bytes == s.nbytes]
+    log.run("side files compared", len(equal), check_side_contents(
+        equal, {n: e.sha256 for n, e in hashes.items()}, {s.name: hash_file(s.path) for s in equal}
+    ))  # fmt: skip
+    log.run("files hashed", len(hashes), check_hashes(entries, hashes))
+    if not entries:
+        log.skip("SHA-256 against a manifest: OUT has no mmq-manifest.json")
+    return [hashes[name] for name in sorted(hashes)]
+
+
+def _metrics(results: list[JobResult]) -> dict[str, float]:
+    sums: Counter[str] = Counter()
+    finite = [(db, name) for r in results for name, db in r.sqnr if math.isfinite(db)]
+    for result in results:
+        sums["compared_tensors"] += result.compared
+        sums["compared_bytes"] += result.compared_bytes
+        sums["quantised_tensors"] += len(result.sqnr)
+    metrics: dict[str, float] = dict(sums)
+    if finite:
+        metrics["sqnr_db_mean"] = round(sum(db for db, _ in finite) / len(finite), 3)
+        metrics["sqnr_db_min"] = round(min(finite)[0], 3)
+    ratios = [ratio for r in results for _, ratio in r.kv_ratios]
+    if ratios:
+        metrics["kv_scale_share_of_bound_max"] = round(max(ratios), 4)
+    return metrics

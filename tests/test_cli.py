@@ -1,0 +1,557 @@
+"""The command line: what each command says in each mode, and the exit codes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import mmq
+from mmq import errors
+from mmq.cli import cli, main
+from mmq.invocation import Run, global_options, invoke
+
+RELEASE = "minimax-m3-mxfp8"
+#: What the installed `mmq` script does.
+RUN_MAIN = "import sys; from mmq.cli import main; sys.exit(main())"
+HIDDEN, INTER, EXPERTS = 64, 64, 2
+LAYER = "language_model.model.layers.{L}."
+
+
+def mxfp8(name: str, rows: int, columns: int, **ranges: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": f"{name}.weight", "dtype": "F8_E4M3", "shape": [rows, columns], **ranges},
+        {
+            "name": f"{name}.weight_scale_inv",
+            "dtype": "U8",
+            "shape": [rows, columns // 32],
+            **ranges,
+        },
+    ]
+
+
+def small_manifest() -> dict[str, Any]:
+    """A one-layer M3 as a header manifest; complete, and nowhere near the release's totals."""
+    layers = {"layers": [0, 0]}
+    norms = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+    plain = [(LAYER + f"{n}.weight", "BF16", [HIDDEN]) for n in norms]
+    plain += [
+        (LAYER + "block_sparse_moe.gate.weight", "F32", [EXPERTS, HIDDEN]),
+        (LAYER + "block_sparse_moe.e_score_correction_bias", "F32", [EXPERTS]),
+    ]
+    tensors = [{"name": n, "dtype": d, "shape": s, **layers} for n, d, s in plain]
+    for projection in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        tensors += mxfp8(LAYER + f"self_attn.{projection}", HIDDEN, HIDDEN, **layers)
+    for projection in ("w1", "w2", "w3"):
+        name = LAYER + f"block_sparse_moe.experts.{{E}}.{projection}"
+        tensors += mxfp8(name, INTER, HIDDEN, **layers, experts=[0, EXPERTS - 1])
+    for name in ("lm_head", "model.embed_tokens", "model.norm"):
+        tensors.append({"name": f"language_model.{name}.weight", "dtype": "BF16", "shape": [64]})
+    text = {
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
+        "hidden_size": HIDDEN, "intermediate_size": INTER, "num_local_experts": EXPERTS,
+        "moe_layer_freq": [1], "num_mtp_modules": 1,
+    }  # fmt: skip
+    config = {"model_type": "minimax_m3_vl", "text_config": text}
+    quantisation = {"quant_method": "mxfp8", "weight_block_size": [1, 32]}
+    return {"config": {**config, "quantization_config": quantisation}, "tensors": tensors}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(small_manifest()), "utf-8")
+    return str(path)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# ---- inspect and --dry-run at the release's true scale
+
+
+def test_inspect_the_release(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", RELEASE]) == 0
+    out, err = capsys.readouterr()
+    for words in (
+        "45,838 tensors in 31 shards, 443,742,085,120 B = 443.742 GB = 413.267 GiB",
+        "routed_experts         MXFP8   F8_E4M3   21,888  413,122,166,784  413.122  384.750",
+        "  FP8                               61,440 B",
+        "  NVFP4                             34,560 B",
+        "  hybrid: 57 NVFP4, 3 FP8 (dense)   35,904 B",
+        "BF16 14,592 B, FP8 7,296 B, NVFP4 4,104 B",
+        "convert  NVFP4, modelopt layout: 443.742 GB → 250.091 GB of weights (−43.6 %)",
+        "weights  250,091,244,544 B = 250.091 GB = 232.916 GiB",
+        "KV       120 scales, 480 B apart",
+        "with headers, in 51 shards",
+        "claimed  451.5 → 250.1 GB announced (−44.6 %); measured 443.7 → 250.1 GB (−43.6 %)",
+    ):
+        assert words in out
+    assert "note[mtp-declared-absent]" in err and "inferred" not in out
+
+
+def test_inspect_the_release_with_its_mtp_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", RELEASE + "-mtp"]) == 0
+    out = capsys.readouterr().out
+    assert "46,637 tensors in 31 shards, 451,470,145,024 B" in out
+    assert "inferred the 799 MTP tensors" in out
+    assert "451.470 GB → 250.091 GB of weights (−44.6 %)" in out
+    assert "measured 451.5 → 250.1 GB (−44.6 %)" in out
+
+
+def test_dry_run_of_the_release_with_its_mtp_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out_folder = tmp_path / "deep" / "out"
+    assert main(["convert", RELEASE + "-mtp", str(out_folder), "--dry-run", "--jobs", "3"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "source   minimax-m3-mxfp8-mtp: 46,637 tensors, 451,470,145,024 B",
+        "inferred the 799 MTP tensors",
+        "weights  250,091,244,544 B = 250.091 GB = 232.916 GiB",
+        "  NVFP4: 21,888 modules",
+        "  799 tensors, 7.728 GB: MTP",
+        "  quantization_config: quant_method modelopt, MIXED_PRECISION, KV cache declared FP8",
+        "  num_mtp_modules: 1 → 0",
+        "  vLLM: ",
+        "  SGLang: ",
+        "  TensorRT-LLM: ",
+        f"free at {tmp_path}",
+        "with 3 jobs",
+        "work     443.742 GB to read, 250.104 GB to write",
+    ):
+        assert words in out
+    assert not out_folder.parent.exists()
+
+
+def test_mtp_keep_converts_its_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "inspect", RELEASE + "-mtp", "--mtp", "keep"]) == 0
+    plan = events(capsys.readouterr().out)[-1]["convert"]
+    assert (plan["dropped"], plan["quantised_modules"]) == ([], 58 * 128 * 3)
+
+
+# ---- the three modes side by side
+
+
+def test_inspect_in_three_modes(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", small]) == 0
+    human = capsys.readouterr()
+    assert main(["--json", "inspect", small]) == 0
+    as_json = capsys.readouterr()
+    assert main(["--quiet", "inspect", small]) == 0
+    quiet = capsys.readouterr()
+
+    finding, result = events(as_json.out)
+    assert (finding["event"], finding["id"]) == ("finding", "mtp-declared-absent")
+    assert (result["event"], result["command"], result["exit_code"]) == ("result", "inspect", 0)
+    assert result["bytes"] == sum(row["nbytes"] for row in result["components"])
+    assert f"{result['bytes']:,} B" in human.out
+    assert f"{result['convert']['output']['weights_bytes']:,} B" in human.out
+    assert "note[mtp-declared-absent]" in human.err and as_json.err == ""
+    assert (quiet.out, quiet.err) == ("", "")
+
+
+def test_dry_run_in_three_modes(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", small, str(tmp_path / "out"), "--dry-run", "--ignore", "visual"]
+    assert main(command) == 0
+    human = capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    as_json = capsys.readouterr()
+    assert main([*command, "--quiet"]) == 0
+    quiet = capsys.readouterr()
+
+    result = events(as_json.out)[-1]
+    assert (result["event"], result["dry_run"]) == ("result", True)
+    assert result["ignored"] == [{"pattern": "visual", "modules": 0, "would_be_quantised": 0}]
+    assert result["output"]["kv_scale_bytes"] == 8
+    assert "  visual: matches 0 modules, 0 of which would have been quantised" in human.out
+    assert "warning[ignore-matches-nothing]" in human.err and human.out.count("[") == 0
+    assert quiet.out == "" and "warning[ignore-matches-nothing]" in quiet.err
+    assert "announced" not in human.out and result["announced"] is None
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("mode", [[], ["--quiet"]])
+def test_an_error_in_the_text_modes(mode: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*mode, "inspect", "nowhere"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0].startswith("error[source-not-found]: nowhere ")
+    assert [line.split(":")[0] for line in lines[1:]] == ["  where", "  expected", "  hint"]
+
+
+def test_an_error_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "inspect", "nowhere"]) == 4
+    out, err = capsys.readouterr()
+    error, result = events(out)
+    assert (error["event"], error["id"], error["exit_code"]) == ("error", "source-not-found", 4)
+    assert result == {"event": "result", "ok": False, "exit_code": 4}
+    assert err == ""
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--json", "inspect", "{}"], ["inspect", "--json", "{}"], ["inspect", "{}", "--json"]],
+)
+def test_global_options_work_at_every_place(
+    arguments: list[str], small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([a.format(small) for a in arguments]) == 0
+    assert events(capsys.readouterr().out)[-1]["event"] == "result"
+
+
+def test_every_command_takes_the_global_options() -> None:
+    for command in (cli, *cli.commands.values()):
+        assert {"json", "quiet", "debug"} <= {p.name for p in command.params}, command.name
+
+
+@pytest.mark.parametrize("arguments", [["--json", "--quiet"], ["--quiet", "--json"]])
+def test_two_modes_exclude_each_other(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([arguments[0], "inspect", "x", arguments[1]]) == 2
+    assert "exclude each other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect"],
+        ["nonsense"],
+        ["inspect", "x", "--nonsense"],
+        ["convert", "x", "y", "--to", "fp3"],
+        ["convert", "x", "y", "--jobs", "0"],
+        ["convert", "x", "y", "--max-shard-size", "5XB"],
+        ["verify"],
+        ["verify", "x", "--level", "hope"],
+    ],
+)
+def test_usage_errors_in_both_forms(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error[") and "Traceback" not in err
+    # --json comes last, where click stops before it at the faulty option
+    assert main([*arguments, "--json"]) == 2
+    last = events(capsys.readouterr().out)[-1]
+    assert last == {"event": "result", "ok": False, "exit_code": 2}
+
+
+@pytest.mark.parametrize("runner", ["-m", "-c"])
+def test_the_process_ends_with_the_exit_code(runner: str) -> None:
+    how = ["-m", "mmq"] if runner == "-m" else ["-c", RUN_MAIN]
+    done = subprocess.run(
+        [sys.executable, *how, "inspect", "nowhere"], capture_output=True, check=False, timeout=60
+    )
+    assert done.returncode == 4
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Usage: mmq" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mmq, version {mmq.__version__}\n"
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for code, meaning in errors.EXIT_CODES.items():
+        assert f"{code:>5}  {meaning}" in out
+
+
+def test_the_home_folder_is_expanded(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["inspect", "~/small.json"]) == 0
+    assert main(["--json", "convert", "~/small.json", "~/out", "--dry-run"]) == 0
+    assert events(capsys.readouterr().out.splitlines()[-1])[0]["resources"]["disk"] == str(tmp_path)
+    assert main(["convert", small, "~/out", "--dry-run", "--kv-scales", "~/none.json"]) == 2
+    assert str(tmp_path / "none.json") in capsys.readouterr().err
+
+
+def test_strict_lets_a_plans_warning_fail(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", small, str(tmp_path / "out"), "--dry-run", "--strict"]
+    assert main(command) == 0  # a note is no warning
+    assert main([*command, "--ignore", "visual"]) == 3
+    assert "ignore-matches-nothing" in capsys.readouterr().err
+
+
+def test_inspect_says_what_convert_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = small_manifest()
+    manifest["tensors"] = [t for t in manifest["tensors"] if ".w3." not in t["name"]]
+    path = tmp_path / "no-w3.json"
+    path.write_text(json.dumps(manifest), "utf-8")
+    assert main(["inspect", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "routed_experts" in out and "convert  " not in out
+    assert "warning: convert --to nvfp4 would refuse this source: [module-missing]" in err
+    assert main(["inspect", str(path), "--to", "nvfp4"]) == 4
+    assert "error[module-missing]" in capsys.readouterr().err
+
+
+# ---- what the other commands hand to the library
+
+
+def test_convert_hands_over_every_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mmq.convert.run
+
+    calls: list[Any] = []
+    monkeypatch.setattr(mmq.convert.run, "convert", lambda *args: calls.append(args))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = "--to nvfp4 --layout minimax --mtp keep --input-scales unit --kv-scales unit"
+    command += " --kv-format fp8 --ignore a.* --ignore b --experts-from ~/bf16"
+    command += " --max-shard-size 4GB --jobs 7 --restart --overwrite --strict --hash-source"
+    command += " --allow-nonfinite-passthrough"
+    assert main(["convert", "SRC", "OUT", *command.split()]) == 0
+    ((source, out, options, settings, _),) = calls
+    assert (source, out) == ("SRC", Path("OUT"))
+    assert options.as_dict() == {
+        "to": "nvfp4", "layout": "minimax", "mtp": "keep", "input_scales": "unit",
+        "kv_scales": "unit", "kv_format": "fp8", "ignore": ["a.*", "b"],
+        "max_shard_bytes": 4_000_000_000, "experts_from": str(tmp_path / "bf16"),
+        "allow_nonfinite": True,
+    }  # fmt: skip
+    assert settings == mmq.convert.run.RunSettings(7, True, True, True, True)
+    assert capsys.readouterr().out == "OUT is finished\n"
+
+
+def test_convert_defaults_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mmq.convert.run
+    from mmq.convert.options import ConvertOptions
+
+    calls: list[Any] = []
+    monkeypatch.setattr(mmq.convert.run, "convert", lambda *args: calls.append(args))
+    assert main(["convert", "SRC", "OUT"]) == 0
+    assert calls[0][2] == ConvertOptions()
+    assert 1 <= calls[0][3].jobs <= 4
+
+
+class Report(types.SimpleNamespace):
+    """What `verify` returns, as far as the command line looks at it."""
+
+    def model_dump(self) -> dict[str, Any]:
+        level = {"level": "structure", "status": "pass", "checks": {"index": 3, "sizes": 1},
+                 "skipped": ["values"], "seconds": 0.25}  # fmt: skip
+        findings = [{"severity": "warning"}] if self.verdict == "warn" else []
+        metrics = {"tensors": 1234.0, "sqnr_db": 20.4567}
+        return {"verdict": self.verdict, "levels": [level], "metrics": metrics,
+                "findings": findings}  # fmt: skip
+
+
+@pytest.fixture
+def verify_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of a `verify` that gives the verdict named in OUT."""
+    import mmq.verify.run
+
+    calls: list[Any] = []
+
+    def verify(*args: Any, console: Any, **kwargs: Any) -> Report:
+        calls.append((args, kwargs))
+        return Report(verdict=args[0])
+
+    monkeypatch.setattr(mmq.verify.run, "verify", verify)
+    return calls
+
+
+def test_verify_hands_over_every_option(
+    verify_calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    main(["verify", "pass"])
+    options = ["--against", "~/src", "--level", "weights", "--strict", "-o", "~/report.json"]
+    main(["verify", "pass", *options])
+    src, report = tmp_path / "src", tmp_path / "report.json"
+    assert verify_calls == [
+        (("pass", None, None), {"strict": False, "report_path": None}),
+        (("pass", str(src), "weights"), {"strict": True, "report_path": report}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "strict_code"),
+    [("pass", 0, 0), ("warn", 0, 3), ("inconclusive", 3, 3), ("fail", 3, 3)],
+)
+def test_the_verdict_is_the_exit_code_in_every_mode(
+    verdict: str, code: int, strict_code: int, verify_calls: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert main(["verify", verdict]) == code
+    warnings = "1 warning" if verdict == "warn" else "0 warnings"
+    assert capsys.readouterr().out.splitlines() == [
+        "level    structure: pass, 4 things in 2 checks, 0.2 s",
+        "skipped  values",
+        "metric   tensors 1,234",
+        "metric   sqnr_db 20.457",
+        f"verdict  {verdict.upper()}: 0 errors, {warnings}, 0 notes",
+    ]
+    assert main(["verify", verdict, "--strict", "--json"]) == strict_code
+    (result,) = events(capsys.readouterr().out)
+    assert (result["command"], result["verdict"]) == ("verify", verdict)
+    assert (result["exit_code"], result["ok"]) == (strict_code, strict_code == 0)
+    assert main(["verify", verdict, "--quiet"]) == code
+    assert capsys.readouterr() == ("", "")
+
+
+def test_demo_gets_the_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mmq.demo
+
+    modes: list[str] = []
+
+    def run_demo(console: Any) -> int:
+        modes.append(console.mode)
+        return 3
+
+    monkeypatch.setattr(mmq.demo, "run_demo", run_demo)
+    assert (main(["demo"]), main(["demo", "--json"]), modes) == (3, 3, ["human", "json"])
+
+
+# ---- how runs end
+
+
+@click.group()
+@global_options
+def failing() -> None:
+    """Commands that fail on purpose."""
+
+
+@failing.command()
+@click.argument("name")
+@click.option("--restart", is_flag=True)
+@click.option("--dry-run", is_flag=True)
+@global_options
+@click.pass_obj
+def convert(run: Run, name: str, restart: bool, dry_run: bool) -> None:
+    if name == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.console.note("still running")
+    raise FAILURES[name]
+
+
+FAILURES: dict[str, BaseException] = {
+    **{c.__name__: c("some-id", "said why") for c in (
+        errors.MmqError, errors.UsageError, errors.VerdictError, errors.BadInputError,
+        errors.IncompleteError, errors.MachineError, errors.RefusedError)},
+    "ctrl-c": KeyboardInterrupt(),
+    "SIGTERM": AssertionError("not terminated"),
+    "bug": ValueError("a bug"),
+    "memory": MemoryError(),
+    "full": OSError(errno.ENOSPC, "No space left on device", "x.safetensors"),
+    "forbidden": PermissionError(errno.EACCES, "Permission denied", "x.safetensors"),
+    "pipe": BrokenPipeError(errno.EPIPE, "Broken pipe"),
+}  # fmt: skip
+
+ENDINGS = [
+    ("MmqError", 1, "some-id"), ("UsageError", 2, "some-id"), ("VerdictError", 3, "some-id"),
+    ("BadInputError", 4, "some-id"), ("IncompleteError", 5, "some-id"),
+    ("MachineError", 6, "some-id"), ("RefusedError", 7, "some-id"),
+    ("ctrl-c", 130, "interrupted"), ("SIGTERM", 143, "terminated"), ("bug", 1, "unexpected"),
+    ("memory", 6, "out-of-memory"), ("full", 6, "os-error"), ("forbidden", 1, "os-error"),
+    ("pipe", 1, "os-error"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "code", "id"), ENDINGS)
+def test_every_end_has_its_exit_code_in_every_mode(
+    name: str, code: int, id: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(failing, ["convert", name]) == code
+    human = capsys.readouterr()
+    assert invoke(failing, ["--quiet", "convert", name]) == code
+    quiet = capsys.readouterr()
+    assert invoke(failing, ["--json", "convert", name]) == code
+    as_json = capsys.readouterr()
+
+    assert human.out == "" and human.err.startswith(f"error[{id}]: ")
+    assert "Traceback" not in human.err and "still running" not in human.err
+    assert (quiet.out, quiet.err.splitlines()[0]) == ("", human.err.splitlines()[0])
+    error, result = events(as_json.out)
+    assert (error["id"], error["exit_code"]) == (id, code)
+    assert result == {"event": "result", "ok": False, "exit_code": code}
+    assert as_json.err == ""
+    assert code in errors.EXIT_CODES
+
+
+def test_a_bug_is_one_line_until_debug_asks_for_more(capsys: pytest.CaptureFixture[str]) -> None:
+    invoke(failing, ["convert", "bug"])
+    assert capsys.readouterr().err == (
+        "error[unexpected]: ValueError: a bug\n"
+        "  hint:     run the same command with --debug for the traceback\n"
+    )
+    for arguments in (["--debug", "convert", "bug"], ["convert", "bug", "--debug"]):
+        invoke(failing, arguments)
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "how"), [("ctrl-c", "interrupted"), ("SIGTERM", "terminated")])
+def test_a_stopped_conversion_says_how_to_resume(
+    name: str, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invoke(failing, ["convert", name, "--restart"])
+    err = capsys.readouterr().err
+    # --restart would throw away the shards that are finished
+    assert err.endswith(f"  hint:     resume with: mmq convert {name}\n") and how in err
+    invoke(failing, ["convert", name, "--dry-run"])
+    assert "hint" not in capsys.readouterr().err
+
+
+def test_sigterm_is_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    invoke(failing, ["convert", "SIGTERM"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["inspect", RELEASE], ["--json", "inspect", RELEASE]]
+)
+def test_a_closed_pipe_ends_quietly(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_MAIN, *arguments], stdout=write, stderr=subprocess.PIPE,
+            check=False, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["--json", "--debug"])
+def test_a_full_disk_under_the_answer_is_an_error(mode: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            # a source without findings: the result is then the first JSON line to be written
+            [sys.executable, "-c", RUN_MAIN, mode, "inspect", RELEASE + "-mtp"], stdout=full,
+            stderr=subprocess.PIPE, check=False, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 6
+    assert b"error[os-error]: No space left on device" in done.stderr
+    assert b"Exception ignored" not in done.stderr
