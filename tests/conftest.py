@@ -65,7 +65,7 @@ def run_mmq(*arguments: str | Path) -> tuple[int, list[dict[str, Any]], str]:
 
 @pytest.fixture
 def convert(tmp_path):
-    """Convert a source (a `Source`, or a folder) into tmp_path/out and check it stayed as it was."""
+    """Converts a source (a `Source`, or a folder) into tmp_path/out; it must stay as it was."""
 
     def run(source: Source | Path, *options: str | Path, out: Path | None = None) -> Outcome:
         if isinstance(source, Source):

@@ -34,6 +34,7 @@ from m3_source import (
     vision,
 )
 
+SMALL = Size()
 W1 = expert(1, 0, "w1")
 W2 = expert(1, 0, "w2")
 NORM = f"{TEXT}norm.weight"
@@ -41,7 +42,7 @@ LM_HEAD = "language_model.lm_head.weight"
 MTP = f"{TEXT}mtp.layers.0."
 
 
-def config(size: Size = Size()) -> dict[str, Any]:
+def config(size: Size = SMALL) -> dict[str, Any]:
     """A hub-style config.json with all that the engines read."""
     sparse = [0] * size.dense + [1] * (size.layers - size.dense)
     attention = {
@@ -105,7 +106,7 @@ SIDE_FILES = {
 }
 
 
-def good(size: Size = Size(), *, shards: int = 3) -> Source:
+def good(size: Size = SMALL, *, shards: int = 3) -> Source:
     """The checkpoint without a fault; a copy each time."""
     return _good(size, shards).copy()
 

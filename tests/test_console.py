@@ -242,26 +242,30 @@ def test_progress_on_a_terminal_is_a_bar_on_stderr(mode: str) -> None:
 
 
 def run_python(code: str, **kwargs: Any) -> subprocess.CompletedProcess[bytes]:
+    # unbuffered streams have nothing left to flush, and so to fail on, when Python exits
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     return subprocess.run(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=60, check=False, **kwargs
-    )
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, timeout=60, check=False,
+        env={**env, **kwargs.pop("env", {})}, **kwargs,
+    )  # fmt: skip
 
 
 TALKATIVE = """
 from mmq.console import Console
 console = Console()
 for _ in range(3):
-    console.result("−" * 70_000, {})
+    console.result("−" * SIZE, {})
 console.warn("still at work")
 console.finish(0)
 """
 
 
-def test_a_closed_pipe_ends_output_and_nothing_else() -> None:
+@pytest.mark.parametrize("size", [10, 70_000], ids=["buffered", "beyond the buffer"])
+def test_a_closed_pipe_ends_output_and_nothing_else(size: int) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = run_python(TALKATIVE, stdout=write)
+        done = run_python(TALKATIVE.replace("SIZE", str(size)), stdout=write)
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, b"warning: still at work\n")
@@ -271,13 +275,13 @@ def test_a_full_disk_under_stdout_is_an_error() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     with Path("/dev/full").open("w") as full:
-        done = run_python(TALKATIVE, stdout=full)
+        done = run_python(TALKATIVE.replace("SIZE", "10"), stdout=full)
     assert done.returncode == 1
     assert done.stderr.count(b"OSError") == 1 and b"Exception ignored" not in done.stderr
 
 
 def test_the_c_locale_still_writes_utf8() -> None:
-    env = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     code = r"from mmq.console import Console; Console().result('451.5 \u2192 250.1 GB', {})"
     done = run_python(code, stdout=subprocess.PIPE, env=env)
     assert done.stdout == "451.5 → 250.1 GB\n".encode()

@@ -81,7 +81,7 @@ def test_demo_passes_and_shows_every_command(tmp_path: Path) -> None:
     assert code == 0
     commands = [line.split()[2] for line in text.splitlines() if line.startswith("$ mmq ")]
     assert commands == ["inspect", "convert", "convert", "verify"]
-    assert "verdict   pass" in text
+    assert "verdict  pass," in text
     # 144 projections: (4.5 bits + two F32) over 8.25 bits
     assert "0.5457 of what they were" in text
 
@@ -115,7 +115,7 @@ def test_demo_fails_when_the_output_is_damaged(
     monkeypatch.setattr(demo, "convert", convert_badly)
     code, text, _ = _demo(tmp_path)
     assert code == 3
-    assert "verdict   fail" in text and f"{STRAYED_MODULE}.weight" in text
+    assert "verdict  fail," in text and f"{STRAYED_MODULE}.weight" in text
 
 
 # Its small model.

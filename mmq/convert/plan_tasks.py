@@ -102,7 +102,7 @@ class TaskBuilder:
         elif self.options.to == "bf16":
             weight = weight_source(module)
             yield DequantizeBf16(weight, output(f"{module.name}.weight", "BF16", module.shape))
-            yield from self._rest(module, weight, "not part of a BF16 checkpoint")
+            yield from self._rest(module, weight.tensors, "not part of a BF16 checkpoint")
         else:
             weight = weight_source(module)
             rows, columns = module.shape
@@ -111,7 +111,7 @@ class TaskBuilder:
                 output(f"{module.name}.weight", MXFP8.element_dtype, module.shape),
                 output(f"{module.name}.{MXFP8_SCALE}", "U8", (rows, columns // MXFP8.block)),
             )
-            yield from self._rest(module, weight, "not part of an MXFP8 checkpoint")
+            yield from self._rest(module, weight.tensors, "not part of an MXFP8 checkpoint")
         yield from self._kv_scales(module)
 
     def _copies(self, module: Module) -> Iterator[Task]:
@@ -125,10 +125,10 @@ class TaskBuilder:
                 name, dtype = f"{module.name}.{MXFP8_SCALE}", "U8"
             yield CopyTensor(tensor, output(name, dtype, tensor.shape))
 
-    def _rest(self, module: Module, weight: WeightSource, reason: str) -> Iterator[Task]:
+    def _rest(self, module: Module, taken: tuple[TensorInfo, ...], reason: str) -> Iterator[Task]:
         """What a converted module holds besides its weight: biases stay, stale scalars go."""
         for suffix, tensor in module.tensors.items():
-            if tensor in weight.tensors:
+            if tensor in taken:
                 continue
             if suffix == "bias":
                 yield CopyTensor(tensor, output(tensor.name, tensor.dtype, tensor.shape))
@@ -143,8 +143,9 @@ class TaskBuilder:
         """One expert's projections; w1 and w3 share a global scale and so a task."""
         relaid = [m for m in modules if m.format in NVFP4_LAYOUT_OF]
         for module in relaid:
-            yield self._relayout(module)
-            yield from self._rest(module, weight_source(module), "replaced")
+            task = self._relayout(module)
+            yield task
+            yield from self._rest(module, task.consumes, "replaced")
         fresh = [m for m in modules if m.format not in NVFP4_LAYOUT_OF]
         fused = [m for m in fresh if m.role.projection in FUSED_GATE_UP]
         single = [m for m in fresh if m.role.projection not in FUSED_GATE_UP]
@@ -155,7 +156,8 @@ class TaskBuilder:
             results = tuple(self._nvfp4_outputs(m) for m in share)
             yield QuantizeNvfp4(weights, results, self.layout.divisor)
             for module in share:
-                yield from self._rest(module, weight_source(module), "replaced by NVFP4 scalars")
+                taken = weight_source(module).tensors
+                yield from self._rest(module, taken, "replaced by NVFP4 scalars")
 
     def _expert_weight(self, module: Module) -> WeightSource:
         if self.experts is None:

@@ -161,6 +161,8 @@ def _finished_shards(
     """Shards of an earlier run that still are what its records say, byte for byte."""
     done: dict[int, ShardRecord] = {}
     records = journal.done(plan)
+    if not records:
+        return done
     total = sum(record["bytes"] for record in records.values())
     with console.progress(total, "checking finished shards") as progress:
         for unit, record in records.items():

@@ -48,8 +48,7 @@ def plan_summary(plan: ConversionPlan, resources: dict[str, Any]) -> dict[str, A
         resources: see `resource_summary`.
     """
     before = size_rows(plan.source.tensors.values())
-    outputs = [o for unit in plan.units for o in unit.outputs]
-    after = size_rows(outputs)
+    after = size_rows([o for unit in plan.units for o in unit.outputs])
     source_bytes = sum(row.nbytes for row in before)
     kv_scales = [row for row in after if row.component == "kv_scales"]
     weights = sum(row.nbytes for row in after if row.component != "kv_scales")
@@ -65,7 +64,7 @@ def plan_summary(plan: ConversionPlan, resources: dict[str, Any]) -> dict[str, A
             "inferred": plan.source.inferred,
         },
         "output": {
-            "tensors": len(outputs),
+            "tensors": sum(row.tensors for row in after),
             "weights_bytes": weights,
             "kv_scales": sum(row.tensors for row in kv_scales),
             "kv_scale_bytes": sum(row.nbytes for row in kv_scales),

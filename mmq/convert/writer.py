@@ -54,6 +54,10 @@ class AtomicFile:
             self._open()
         except OSError as error:
             raise disk_error(error, self.path, self._expected) from error
+        except BaseException as stop:
+            if not isinstance(stop, Exception):  # a signal, which is raised anywhere
+                self._discard()
+            raise
         return self
 
     def _open(self) -> None:
@@ -108,9 +112,13 @@ class AtomicFile:
         trace: TracebackType | None,
     ) -> None:
         if self._fd >= 0:
+            self._discard()
+
+    def _discard(self) -> None:
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            self.partial.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
 
 
 def write_file(path: Path, data: Buffer) -> FileRecord:

@@ -113,18 +113,22 @@ def _text_config(size: ModelSize) -> dict[str, Any]:
         # the release declares one, and has no tensors for it either
         "num_mtp_modules": 1,
         "tie_word_embeddings": False,
-        "sparse_attention_config": {
-            "use_sparse_attention": True,
-            "sparse_index_dim": size.index_dim,
-            "sparse_num_index_heads": size.kv_heads,
-            "sparse_topk_blocks": size.index_topk,
-            "sparse_block_size": size.index_block,
-            "sparse_score_type": "max",
-            "sparse_init_block": 0,
-            "sparse_local_block": 1,
-            "sparse_attention_freq": size.sparse,
-            "sparse_disable_index_value": size.sparse,
-        },
+        "sparse_attention_config": _sparse_attention_config(size),
+    }
+
+
+def _sparse_attention_config(size: ModelSize) -> dict[str, Any]:
+    return {
+        "use_sparse_attention": True,
+        "sparse_index_dim": size.index_dim,
+        "sparse_num_index_heads": size.kv_heads,
+        "sparse_topk_blocks": size.index_topk,
+        "sparse_block_size": size.index_block,
+        "sparse_score_type": "max",
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": size.sparse,
+        "sparse_disable_index_value": size.sparse,
     }
 
 

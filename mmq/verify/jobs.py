@@ -190,12 +190,12 @@ def _by_value(
                 Finding("sqnr-low", "error", f"{name} is no NVFP4 form of the source's weight",
                         where=name, got=f"{check.sqnr_db:.2f} dB", expected=f"≥ {MIN_SQNR_DB} dB")
             )  # fmt: skip
-        if check.flushed:
+        if check.faint:
             result.findings.append(
-                Finding("blocks-flushed", "warning",
-                        f"{name}: {check.flushed:,} blocks with small values are stored as zeros;"
-                        " a subnormal block scale would have kept them", where=name,
-                        got=f"{check.flushed:,} of {check.blocks:,} blocks", expected="none")
+                Finding("blocks-subnormal", "warning",
+                        f"{name}: {check.faint:,} blocks that need a subnormal block scale were"
+                        " flushed or misrounded", where=name,
+                        got=f"{check.faint:,} of {check.blocks:,} blocks", expected="none")
             )  # fmt: skip
         if check.adaptive:
             result.adaptive.append(name)

@@ -18,6 +18,7 @@ from mmq.quantize.layouts import MINIMAX, MODELOPT
 from mmq.report.findings import Finding
 from mmq.verify.expectation import Expectation
 from mmq.verify.kv_cache import is_kv_scale
+from mmq.verify.model_config import MTP_KEYS
 from mmq.verify.quant_config import canonical
 from mmq.verify.subject import Subject
 
@@ -28,7 +29,6 @@ _SCALARS = tuple(
     f".{suffix}" for layout in (MODELOPT, MINIMAX)
     for suffix in (layout.global_scale, layout.input_scale)
 )  # fmt: skip
-_MTP_KEYS = ("num_mtp_modules", "num_nextn_predict_layers")
 
 
 def agrees(tensor: TensorInfo, planned: Output, *, own: bool) -> bool:
@@ -45,55 +45,63 @@ def check_tensors(subject: Subject, expectation: Expectation, named: set[str]) -
     Args:
         named: tensors and modules that a sharper check has reported already.
     """
-    assert expectation.plan is not None
-    planned = {o.name: o for unit in expectation.plan.units for o in unit.outputs}
-    named = {*named, *subject.broken, *subject.lost_tensors}
+    planned = _planned(expectation)
+    chosen = _chosen(subject, expectation, planned)
+    told = {*named, *subject.broken, *subject.lost_tensors}
     for name, output in planned.items():
-        if _told(name, named) or (is_kv_scale(name) and not expectation.own):
+        if _is_told(name, told) or (is_kv_scale(name) and not expectation.own):
             continue
         tensor = subject.tensors.get(name)
-        if tensor is None:
+        other = name.rpartition(".")[0] in chosen
+        if tensor is None and not other:
             yield Finding(
                 "tensor-missing", "error", f"{name} is not stored", where=name, got="absent",
                 expected=f"{output.dtype} {list(output.shape)}",
             )  # fmt: skip
-        elif not agrees(tensor, output, own=expectation.own):
-            yield _mismatch(subject, expectation, tensor, output)
+        elif tensor is not None and not agrees(tensor, output, own=expectation.own):
+            yield _mismatch(tensor, output, chosen=other)
     for name, tensor in subject.tensors.items():
-        foreign_kv = is_kv_scale(name) and not expectation.own
-        if name not in planned and not foreign_kv and not _told(name, named):
+        known = name in planned or name.rpartition(".")[0] in chosen or _is_told(name, told)
+        if not known and (expectation.own or not is_kv_scale(name)):
             yield Finding(
                 "tensor-unexpected", "error", f"{name} has no origin in the source", where=name,
                 got=f"{tensor.dtype} {list(tensor.shape)}", expected="absent",
             )  # fmt: skip
 
 
-def _told(name: str, named: set[str]) -> bool:
-    return name in named or name.rpartition(".")[0] in named
+def _planned(expectation: Expectation) -> dict[str, Output]:
+    assert expectation.plan is not None
+    return {o.name: o for unit in expectation.plan.units for o in unit.outputs}
 
 
-def _mismatch(
-    subject: Subject, expectation: Expectation, tensor: TensorInfo, output: Output
-) -> Finding:
-    same_dtype = tensor.dtype == output.dtype
-    chosen = not expectation.own and _declared_choice(subject, tensor.name)
-    return Finding(
-        "tensor-shape" if same_dtype else "tensor-dtype", "warning" if chosen else "error",
-        f"{tensor.name} is not stored as the plan has it"
-        + (", as OUT's config says" if chosen else ""),
-        where=tensor.name, got=f"{tensor.dtype} {list(tensor.shape)}",
-        expected=f"{output.dtype} {list(output.shape)}",
-    )  # fmt: skip
+def _is_told(name: str, told: set[str]) -> bool:
+    return name in told or name.rpartition(".")[0] in told
 
 
-def _declared_choice(subject: Subject, name: str) -> bool:
-    """Whether a foreign converter chose another format for a module and declared it."""
-    module = subject.modules.get(name.rpartition(".")[0])
-    if module is None or module.role.is_routed_expert:
-        return False
+def _mismatch(tensor: TensorInfo, output: Output, *, chosen: bool) -> Finding:
+    text = f"{tensor.name} is not stored as the plan has it"
+    text += ", as OUT's config says" if chosen else ""
+    severity = "warning" if chosen else "error"
+    got = f"{tensor.dtype} {list(tensor.shape)}"
+    expected = f"{output.dtype} {list(output.shape)}"
+    if tensor.dtype != output.dtype:
+        return Finding("tensor-dtype", severity, text, tensor.name, got, expected)
+    return Finding("tensor-shape", severity, text, tensor.name, got, expected)
+
+
+def _chosen(subject: Subject, expectation: Expectation, planned: Mapping[str, Output]) -> set[str]:
+    """Modules for which a foreign converter chose another format, and declared it."""
+    if expectation.own:
+        return set()
     layers = subject.quantization.get("quantized_layers")
-    listed = isinstance(layers, Mapping) and module.name in map(canonical, layers)
-    return listed == (module.format != PLAIN)
+    listed = set(map(canonical, layers)) if isinstance(layers, Mapping) else set()
+    return {
+        name for name, module in subject.modules.items()
+        if not module.role.is_routed_expert
+        and (output := planned.get(f"{name}.weight")) is not None
+        and module.weight is not None and module.weight.dtype != output.dtype
+        and (name in listed) == (module.format != PLAIN)
+    }  # fmt: skip
 
 
 def check_sizes(subject: Subject, expectation: Expectation) -> Iterator[Finding]:
@@ -104,7 +112,10 @@ def check_sizes(subject: Subject, expectation: Expectation) -> Iterator[Finding]
         yield from _files(subject, plan)
     if subject.lost_shards:
         return
-    got, expected = subject.payload_bytes, plan.output_bytes
+    planned = _planned(expectation)
+    chosen = _chosen(subject, expectation, planned)
+    got = _bytes_outside(subject.tensors.values(), chosen)
+    expected = _bytes_outside(planned.values(), chosen)
     share = abs(got - expected) / max(expected, 1)
     if got != expected and (expectation.own or share > SIZE_WARN):
         severe = expectation.own or share > SIZE_FAIL
@@ -114,6 +125,11 @@ def check_sizes(subject: Subject, expectation: Expectation) -> Iterator[Finding]
             where="payload", got=f"{got:,}", expected=f"{expected:,}",
         )  # fmt: skip
     yield from _expert_bytes(subject, plan)
+
+
+def _bytes_outside(tensors: Iterable[TensorInfo | Output], chosen: set[str]) -> int:
+    """Payload of modules whose format is not a choice of OUT's own."""
+    return sum(t.nbytes for t in tensors if t.name.rpartition(".")[0] not in chosen)
 
 
 def _files(subject: Subject, plan: ConversionPlan) -> Iterator[Finding]:
@@ -169,7 +185,7 @@ def check_configs(subject: Subject, expectation: Expectation) -> Iterator[Findin
             if got is not None:
                 yield from _differences(name, got, expected, severity, ignored=("producer",))
         return
-    ignored = ("quantization_config", "transformers_version", *_MTP_KEYS)
+    ignored = ("quantization_config", "transformers_version", *MTP_KEYS)
     source = expectation.source.config
     yield from _differences(CONFIG_NAME, subject.config, source, "warning", ignored=ignored)
 

@@ -109,7 +109,9 @@ def _small_files(subject: Subject, log: LevelLog) -> list[FileEntry]:
     hashes: dict[str, FileEntry] = {}
     if subject.root is not None:
         log.run(
-            "files", len(subject.json_files), hash_files(subject.root, subject.json_files, hashes)
+            "files hashed",
+            len(subject.json_files),
+            hash_files(subject.root, subject.json_files, hashes),
         )
     return [hashes[name] for name in sorted(hashes)]
 

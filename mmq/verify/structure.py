@@ -110,10 +110,10 @@ def _modules(subject: Subject, log: LevelLog, reader: SourceReader | None) -> No
 def _configs(subject: Subject, expectation: Expectation | None, log: LevelLog) -> None:
     source = expectation.source.config if expectation else None
     names = expectation.modules if expectation else None
-    mtp = any(m.role.mtp for m in expectation.modules.values()) if expectation else None
+    mtp = expectation is not None and any(m.role.mtp for m in expectation.modules.values())
     log.run("config.json", 1, check_model_config(subject, source))
     log.run("modules of the model", len(subject.modules), check_complete(subject, names))
-    log.run("mtp", 1, check_mtp(subject, mtp))
+    log.run("mtp", 1, check_mtp(subject, source, mtp))
     log.run("quantised modules", sum(m.is_quantised for m in subject.modules.values()),
             check_quantization(subject))  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -207,7 +208,9 @@ def _read_index(subject: Subject, root: Path) -> Iterator[Finding]:
             )  # fmt: skip
     metadata = value.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    subject.index = Index(kept, int(total) if isinstance(total, int | float) else None)
+    if not (isinstance(total, int | float) and math.isfinite(total)):
+        total = None
+    subject.index = Index(kept, None if total is None else int(total))
 
 
 def is_inside(name: str) -> bool:

@@ -1,17 +1,21 @@
 """Values of a foreign quantiser's NVFP4 weights against the source's: SQNR, and every block.
 
-With u = block scale · s2 and t = x / u, a code for magnitude m is *nearest* when t lies between the
-E2M1 midpoints around m. Whatever scale a quantiser chose, rounding to nearest satisfies that in
-every block, so a block that does not is damaged: a scale byte from elsewhere, swapped nibbles,
-another expert's codes. The derivation, and what holds for weights that were not rounded to nearest,
-are in docs/verify.md.
+    q = v · S · s2        stored: E2M1 value v, block scale S, tensor scale s2
+    t = x / (S · s2)      where the source's value lies on the E2M1 grid of its block
+
+Whatever scales a quantiser chose, rounding to nearest puts t between the midpoints around v. So a
+block in which it does not is damaged: a scale byte from elsewhere, swapped nibbles, another
+expert's codes. Derivation, and what holds for weights not rounded to nearest: docs/verify.md.
+
+Everything runs on x / s2, in F32: there v · S is exact, and no tensor is too small to be squared.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,47 +27,50 @@ from mmq.kernels import ops
 from mmq.quantize.floats import to_float32
 
 F32 = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.bool_]
+Indices = npt.NDArray[np.intp]
 
 #: Least signal to quantisation noise of one tensor, in dB.
 MIN_SQNR_DB = 19.5
 #: Share of blocks from which on a tensor counts as not rounded to nearest.
 ADAPTIVE_SHARE = 0.25
-#: Rounding in bf16 arithmetic moves a quotient by up to 2^-8 of it.
-_TOLERANCE = 0.01
-#: A source that was itself rounded to MXFP8 may lie 1/16 away from what was quantised.
-_STEP_TOLERANCE = 0.07
-#: Largest t a scale search leaves to saturate: amax / u of a scale two codes below the maximum's.
-_MAX_T = 8.0
-#: The smallest subnormal scale stands for quotients up to 1.5 · 2^-9, so for t up to 9.
-_MAX_T_SMALLEST = 9.0
-_SMALLEST_SCALE = 1
-#: A byte of two codes for 1.0, and the magnitude bits of both nibbles.
-_CODES_OF_ONE, _MAGNITUDES = 0x22, np.uint8(0x77)
+
 _BLOCK = 16
-#: Elements worked on at a time: a few MB of F32 each.
-_SLAB_ELEMENTS = 1 << 20
+#: Rounding in bf16 arithmetic moves a quotient by up to 2^-8 of it.
+_TOLERANCE = 1.01
+#: A source that was itself rounded to MXFP8 may lie 1/16 away from what was quantised.
+_STEP_TOLERANCE = 1.07
+#: Largest t a scale search leaves to saturate: amax / (S · s2) two codes below max scaling's.
+_MAX_T = 8.0
+#: The smallest scale, 2^-9, stands for quotients up to 1.5 · 2^-9, so for t up to 9.
+_MAX_T_SMALLEST = 9.0
+_SMALLEST_SCALE = 2.0**-9
+#: |x / s2| that rounds to a scale of zero, and below which a scale is a subnormal E4M3.
+_UNDERFLOW, _SUBNORMAL = 6 * 2.0**-10, 6 * 2.0**-6
+#: Elements worked on at a time: their F32 arrays stay in a core's cache.
+_SLAB_ELEMENTS = 1 << 18
 
-_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
+_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 _MIDS = (_LEVELS[1:] + _LEVELS[:-1]) / 2
+#: Distance from its level at which every t is nearest, whatever the level.
+_ALWAYS_NEAREST = np.float32(0.25)
 
 
-def _bounds(lower: Any, upper: Any, tolerance: float) -> F32:
-    """(lowest, highest) t for each byte's two nibbles: F32 [256, 2, 2]."""
-    low = np.concatenate([[-upper[0]], np.asarray(lower)]) * (1 - tolerance)
-    low[0] = -upper[0] * (1 + tolerance)
-    high = np.concatenate([np.asarray(upper), [np.inf]]) * (1 + tolerance)
-    by_level = np.stack([low, high], -1).astype(np.float32)
-    codes = np.arange(256)
-    return by_level[np.stack([codes & 7, (codes >> 4) & 7], -1)]
+class Bounds(NamedTuple):
+    """Lowest and highest t of each E2M1 level."""
+
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
 
 
-#: Rounded to nearest: t between the midpoints around the level.
-_NEAREST = _bounds(_MIDS, _MIDS, _TOLERANCE)
-#: Rounded up or down: t between the neighbouring levels.
-_STEP = _bounds(np.concatenate([[-1e-3], _LEVELS[1:-1]]), _LEVELS[1:], _STEP_TOLERANCE)
-_SIGNS = np.where(np.stack([np.arange(256) & 8, np.arange(256) >> 4 & 8], -1), -1, 1).astype(
-    np.float32
+#: Rounded to nearest: between the midpoints around the level.
+NEAREST = Bounds(
+    np.array([-_MIDS[0] * _TOLERANCE, *(_MIDS / _TOLERANCE)]),
+    np.array([*(_MIDS * _TOLERANCE), _MAX_T_SMALLEST * _TOLERANCE]),
+)
+#: Rounded up or down: between the neighbouring levels.
+STEP = Bounds(
+    np.array([-_LEVELS[1] * _STEP_TOLERANCE, -1e-3, *(_LEVELS[1:-1] / _STEP_TOLERANCE)]),
+    np.array([*(_LEVELS[1:] * _STEP_TOLERANCE), _MAX_T_SMALLEST * _TOLERANCE]),
 )
 
 
@@ -97,21 +104,21 @@ class ValueCheck:
     """What one weight's comparison gave.
 
     Attributes:
-        signal / noise: Σx² and Σ(x − q)².
-        flushed: blocks stored as zeros although they hold (tiny) data.
+        signal / noise: Σx² and Σ(x − q)², in units of s2².
+        faint: blocks that are not nearest but too small to matter (see `_without_faint`).
         nearest / step: blocks beyond either bound.
     """
 
     signal: float = 0.0
     noise: float = 0.0
     blocks: int = 0
-    flushed: int = 0
+    faint: int = 0
     nearest: Violations = field(default_factory=Violations)
     step: Violations = field(default_factory=Violations)
 
     @property
     def sqnr_db(self) -> float:
-        """inf without noise, −inf or NaN for weights that are no approximation at all."""
+        """inf without noise, −inf for weights that are no approximation at all."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal > 0 else -math.inf
@@ -138,15 +145,15 @@ def check_values(
     result = ValueCheck()
     first = 0
     columns = weight.shape[1]
+    step = max(1, _SLAB_ELEMENTS // columns)
     for codes, scale in WeightRows(reader, weight):
         count = len(codes)
         packed = _read(reader, stored.packed, first, count, columns // 2, origin)
         blocks = _read(reader, stored.scale, first, count, columns // _BLOCK, origin)
-        step = max(1, _SLAB_ELEMENTS // columns)
         for at in range(0, count, step):
             rows = slice(at, at + step)
             values = _values(weight, codes[rows], None if scale is None else scale[rows])
-            _check_slab(values, packed[rows], blocks[rows], stored.s2, first + at, result)
+            check_slab(values, packed[rows], blocks[rows], stored.s2, first + at, result)
         first += count
     return result
 
@@ -163,67 +170,79 @@ def _values(weight: WeightSource, codes: Bytes, scale: Bytes | None) -> F32:
     return to_float32(codes.reshape(-1), weight.weight.dtype).reshape(len(codes), -1)
 
 
-def _check_slab(
+@functools.cache
+def _tables() -> tuple[npt.NDArray[np.float64], F32]:
+    """By mmq's own decoder: both v of each byte (two F32 in one word), and S of each byte."""
+    byte, one = np.arange(256, dtype=np.uint8), np.float32(1)
+    codes = byte.repeat(_BLOCK // 2).reshape(256, -1)
+    unit = np.full((256, 1), 0x38, np.uint8)  # E4M3 for 1
+    pairs = ops.dequantize_nvfp4_f32(codes, unit, one)[:, :2]
+    twos = np.full((256, _BLOCK // 2), 0x22, np.uint8)  # E2M1 for 1, twice
+    scales = ops.dequantize_nvfp4_f32(twos, byte.reshape(256, 1), one)[:, 0]
+    return np.ascontiguousarray(pairs).view(np.float64)[:, 0], np.ascontiguousarray(scales)
+
+
+def check_slab(
     values: F32, packed: Bytes, scale: Bytes, s2: np.float32, row: int, result: ValueCheck
 ) -> None:
-    restored = ops.dequantize_nvfp4_f32(packed, scale, s2)
-    exact = values.astype(np.float64)
-    error = exact - restored
-    result.signal += float(np.vdot(exact, exact))
-    result.noise += float(np.vdot(error, error))
-    result.blocks += scale.size
-    t = _quotients(values, packed, scale, s2)
-    bad = _outside(t, packed, scale, _NEAREST)
-    if not bad.any():
-        return
-    flushed = _flushed(values, packed, s2)
-    result.flushed += int(np.count_nonzero(_in_blocks(bad).any(-1) & flushed))
-    kept = ~flushed.repeat(_BLOCK, -1)
-    _note(result.nearest, bad & kept, values, restored, row)
-    # whatever is further than a step is further than the nearest value too
-    _note(result.step, _outside(t, packed, scale, _STEP) & kept, values, restored, row)
+    """Compare some rows, of which `row` is the first, and add what they give to `result`."""
+    pairs, scales = _tables()
+    with np.errstate(all="ignore"):  # a damaged scale may give anything
+        x = (values / s2).reshape(-1, _BLOCK)
+        v = pairs[packed].view(np.float32).reshape(-1, _BLOCK)
+        step = scales[scale].reshape(-1, 1)
+        error = x - v * step
+        result.signal += float(np.vdot(x, x))
+        result.noise += float(np.vdot(error, error))
+        result.blocks += len(x)
+        distance = np.abs(error * (1 / step))
+        # one comparison clears most elements; written so that NaN stays in doubt
+        doubtful = np.flatnonzero(~(distance <= _ALWAYS_NEAREST))
+        bad = _outside(x, v, step, doubtful, NEAREST)
+        if not bad.size:
+            return
+        kept = _without_faint(bad, x, v * step, result)
+        width = scale.shape[1]
+        _note(result.nearest, kept, x, v * step, s2, row, width)
+        # whatever is further than a step is further than the nearest value too
+        beyond = _outside(x, v, step, kept, STEP)
+        _note(result.step, beyond, x, v * step, s2, row, width)
 
 
-def _quotients(values: F32, packed: Bytes, scale: Bytes, s2: np.float32) -> F32:
-    """t = x / u, positive where x has the sign of its code: F32 [O, K]."""
-    ones = np.full((len(packed), scale.shape[1] * _BLOCK // 2), _CODES_OF_ONE, np.uint8)
-    unit = ops.dequantize_nvfp4_f32(ones, scale, s2)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        t = values / unit
-    if not unit.all():
-        # under a scale of zero only what rounds to it may lie
-        nothing = np.abs(values) <= np.float32(6 * 2.0**-10 * (1 + _TOLERANCE)) * s2
-        t = np.where(unit == 0, np.where(nothing, np.float32(0), np.float32(np.inf)), t)
-    return t * _SIGNS[packed].reshape(t.shape)
+def _outside(x: F32, v: F32, step: F32, at: Indices, bounds: Bounds) -> Indices:
+    """Those of the elements `at` whose t their level does not stand for."""
+    level, scale = v.reshape(-1)[at], step.reshape(-1)[at // _BLOCK].astype(np.float64)
+    value = x.reshape(-1)[at].astype(np.float64)
+    t = value / scale * np.where(np.signbit(level), -1, 1)
+    nothing = np.abs(value) <= _UNDERFLOW * _TOLERANCE
+    t = np.where(scale == 0, np.where(nothing, 0, np.inf), t)
+    rank = np.searchsorted(_LEVELS, np.abs(level))
+    limit = np.where(scale == _SMALLEST_SCALE, _MAX_T_SMALLEST, _MAX_T) * _TOLERANCE
+    # −0 has no side
+    t = np.where(rank == 0, np.abs(t), t)
+    return at[~((t >= bounds.low[rank]) & (t <= bounds.high[rank]) & (t <= limit))]
 
 
-def _outside(t: F32, packed: Bytes, scale: Bytes, bounds: F32) -> Mask:
-    """Elements whose t their code does not stand for: bool [O, K]."""
-    allowed = bounds[packed].reshape(*t.shape, 2)
-    smallest = scale == _SMALLEST_SCALE
-    limit = np.where(smallest, _MAX_T_SMALLEST, _MAX_T).astype(np.float32) * (1 + _TOLERANCE)
-    within = (t >= allowed[..., 0]) & (t <= allowed[..., 1]) & (t <= limit.repeat(_BLOCK, -1))
-    return ~within  # so that NaN is outside
+def _without_faint(bad: Indices, x: F32, q: F32, result: ValueCheck) -> Indices:
+    """`bad` without blocks so small that their scale is a subnormal E4M3.
+
+    Several quantisers flush or misround those; x and q are then below 1/28,672 of what the tensor
+    scale reaches, so no error there can be large.
+    """
+    blocks = np.unique(bad // _BLOCK)
+    largest = np.maximum(np.abs(x[blocks]), np.abs(q[blocks])).max(-1)
+    faint = blocks[largest < _SUBNORMAL]
+    result.faint += len(faint)
+    return bad[~np.isin(bad // _BLOCK, faint)]
 
 
-def _flushed(values: F32, packed: Bytes, s2: np.float32) -> Mask:
-    """Blocks stored as zeros because their scale would be a subnormal E4M3: bool [O, blocks]."""
-    empty = ~((packed & _MAGNITUDES).reshape(len(packed), -1, _BLOCK // 2).any(-1))
-    tiny = _in_blocks(np.abs(values)).max(-1) < np.float32(6 * 2.0**-6) * s2
-    return np.asarray(empty & tiny)
-
-
-def _in_blocks(array: Any) -> Any:
-    return array.reshape(len(array), -1, _BLOCK)
-
-
-def _note(violations: Violations, bad: Mask, values: F32, restored: F32, row: int) -> None:
-    blocks = _in_blocks(bad).any(-1)
-    count = int(np.count_nonzero(blocks))
-    if count and violations.first is None:
-        at, block = (int(i) for i in np.argwhere(blocks)[0])
-        column = block * _BLOCK + int(_in_blocks(bad)[at, block].argmax())
+def _note(
+    violations: Violations, bad: Indices, x: F32, q: F32, s2: np.float32, row: int, width: int
+) -> None:
+    if bad.size and violations.first is None:
+        at = int(bad[0])
+        rows, block = divmod(at // _BLOCK, width)
         violations.first = Block(
-            row + at, block, float(values[at, column]), float(restored[at, column])
+            row + rows, block, float(x.reshape(-1)[at] * s2), float(q.reshape(-1)[at] * s2)
         )
-    violations.count += count
+    violations.count += len(np.unique(bad // _BLOCK))

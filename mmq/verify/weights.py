@@ -163,7 +163,8 @@ def _files(
     hashes = {r.name: FileEntry(name=r.name, bytes=r.nbytes, sha256=r.sha256) for r in results}
     sides = side_files_of(expectation.source)
     names = {*subject.json_files, *(s.name for s in sides), *(e.name for e in entries)}
-    log.run("files", len(names), hash_files(root, names, hashes))
+    for finding in hash_files(root, names, hashes):
+        log.add(finding)
     equal = [s for s in sides if s.name in hashes and hashes[s.name].bytes == s.nbytes]
     log.run("side files compared", len(equal), check_side_contents(
         equal, {n: e.sha256 for n, e in hashes.items()}, {s.name: hash_file(s.path) for s in equal}

@@ -36,7 +36,7 @@ __all__ = ["same_as_good"]
 
 
 def test_R7_scale_bytes_are_exponents(convert):
-    """value = e4m3 · 2^(b − 127): read as plain numbers the weights would be 450,000 times larger."""
+    """value = e4m3 · 2^(b − 127): read as plain numbers, weights are 450,000 times too large."""
     source = good()
     outcome = convert(source, "--to", "bf16")
     for module in (W1, W2, f"{layer(0)}self_attn.q_proj"):

@@ -9,7 +9,9 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 from conftest import Outcome, run_mmq
@@ -270,21 +272,24 @@ def test_W10_a_read_only_source_is_not_written(convert, tmp_path, umask):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_W10_as_somebody_who_may_not_write(good_output, tmp_path):
+def test_W10_as_somebody_who_may_not_write(good_output):
     """Whoever may only read the source converts it; a lock or cache there would fail."""
-    folder, out = good().write(tmp_path / "src"), tmp_path / "out"
-    out.mkdir()
-    os.chown(out, 65534, 65534)
-    code = (
-        "import os, sys; from mmq.cli import main; import mmq.convert.run, mmq.kernels.ops;"
-        " mmq.kernels.ops.resolve_backend('cpu'); os.setgid(65534); os.setuid(65534);"
-        f" sys.exit(main(['convert', {str(folder)!r}, {str(out)!r}, '--jobs', '1', '--quiet']))"
+    script = (
+        "import os, sys\nfrom mmq.cli import main\n_, src, out = sys.argv\n"
+        "run = lambda name: main(['convert', src, f'{out}/{name}', '--jobs', '1', '--quiet'])\n"
+        "run('as-root')  # imports what the other user may not be able to read\n"
+        "os.setgid(65534); os.setuid(65534)\nsys.exit(run('as-nobody'))"
     )
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert hashes(out) == good_output.hashes
+    with tempfile.TemporaryDirectory() as root:
+        folder, out = good().write(Path(root) / "src"), Path(root) / "out"
+        out.mkdir()
+        Path(root).chmod(0o755)
+        out.chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", script, folder, out], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert hashes(out / "as-nobody") == hashes(out / "as-root") == good_output.hashes
 
 
 @pytest.mark.parametrize("quoted", ["~/x", "~/deep/er/x"])

@@ -118,10 +118,7 @@ def check_blackwell_pool(files: Files) -> None:
 
 
 def kv_cache_dtype(files: Files) -> str:
-    """What `--kv-cache-dtype auto` becomes: mem_cache/kv_cache_dtype.py.
-
-    Only a declared FP8 counts; anything else leaves the model's dtype.
-    """
+    """What `--kv-cache-dtype auto` becomes: only FP8 counts (mem_cache/kv_cache_dtype.py)."""
     algo = _declared_kv(files.quantization)
     return "fp8_e4m3" if isinstance(algo, str) and algo.upper() == "FP8" else "model dtype"
 
@@ -158,8 +155,7 @@ class _Quantisation:
                 check_minimax(files)
             excluded = block.get("ignored_layers", block.get("modules_to_not_convert")) or []
         self.excluded = [_mapped(name) for name in excluded]
-        # both `ModelOptFp8KVCacheMethod` and `Fp8KVCacheMethod` add the two scales to every
-        # RadixAttention, in sparse layers too
+        # both KV-cache methods add the two scales to every RadixAttention, in sparse layers too
         self.loads_kv_scales = self.method != MODELOPT or bool(_declared_kv(block))
 
     def algo(self, prefix: str, *, experts: bool = False) -> str | None:
@@ -262,12 +258,11 @@ def _attention(
 def _moe(wanted: Parameters, quant: _Quantisation, dims: Dims, prefix: str) -> None:
     # models/minimax_m3.py, `MiniMaxM3MoE`: the router is BF16 unless
     # SGLANG_OPT_USE_BF16_ROUTER_GEMM=0; copying an F32 tensor into it rounds
-    wanted[Slot(f"{TEXT}{prefix}gate.weight")] = Wanted(
-        ("F32", "BF16"), ((dims.experts, dims.hidden),)
-    )
-    wanted[Slot(f"{TEXT}{prefix}e_score_correction_bias")] = Wanted(
-        ("F32", "BF16"), ((dims.experts,),)
-    )
+    for name, shape in (
+        ("gate.weight", (dims.experts, dims.hidden)),
+        ("e_score_correction_bias", (dims.experts,)),
+    ):
+        wanted[Slot(f"{TEXT}{prefix}{name}")] = Wanted(("F32", "BF16"), (shape,))
     _mlp(wanted, quant, prefix + "shared_experts.", dims.hidden, dims.inter)
     algo = quant.algo(f"{PREFIX}{prefix}experts", experts=True)
     for part, shape in dims.expert.items():

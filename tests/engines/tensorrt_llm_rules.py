@@ -32,10 +32,10 @@ RENAMED = {
 MXFP8_SCALES = ("weight_scale", "weight_scale_inv")
 
 
-def kv_cache_dtype(files: Files) -> str:
-    """PR 17985: scales mean NVFP4 only where hf_quant_config.json says so; else FP8 if declared."""
-    algo = ((files.hf_quant or {}).get("quantization") or {}).get("kv_cache_quant_algo")
-    return {"NVFP4": "nvfp4", "FP8": "fp8"}.get(str(algo), "model dtype")
+def uses_scales_for_nvfp4(files: Files) -> bool:
+    """PR 17985: KV scales mean an NVFP4 cache only where hf_quant_config.json says so."""
+    block = (files.hf_quant or {}).get("quantization") or {}
+    return block.get("kv_cache_quant_algo") == "NVFP4"
 
 
 def kv_scales_of(pair: dict[str, float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What engines do wrong in silence: `mmq verify` must say it, under the id docs/engines.md gives."""
+"""What engines do wrong in silence: `mmq verify` says it, under the id docs/engines.md gives."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ DAMAGES: dict[str, Damage] = {
         config=lambda c: c[BLOCK].update(
             ignored_layers=[n for n in c[BLOCK]["ignored_layers"] if not n.endswith("lm_head")]
         ),
-    ),  # fmt: skip
+    ),
     "block-scale-tag": Damage(
         ("nvfp4-dtype",), "minimax", tensors=_retag(EXPERT + "w2.weight_scale", "U8")
     ),

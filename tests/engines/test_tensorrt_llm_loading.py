@@ -39,14 +39,14 @@ def test_the_second_file_alone_decides_the_formats(small: FilesOf) -> None:
     assert _load(checkpoint).clean
 
 
-@pytest.mark.parametrize(
-    ("algo", "dtype"), [("NVFP4", "nvfp4"), ("FP8", "fp8"), (None, "model dtype")]
-)
-def test_kv_cache_follows_the_second_file(small: FilesOf, algo: str | None, dtype: str) -> None:
+@pytest.mark.parametrize(("algo", "expected"), [("NVFP4", True), ("FP8", False), (None, False)])
+def test_scales_mean_nvfp4_where_the_second_file_says_so(
+    small: FilesOf, algo: str | None, expected: bool
+) -> None:
     checkpoint = small("modelopt")
     assert checkpoint.hf_quant is not None
     checkpoint.hf_quant["quantization"]["kv_cache_quant_algo"] = algo
-    assert trtllm.kv_cache_dtype(checkpoint) == dtype
+    assert trtllm.uses_scales_for_nvfp4(checkpoint) is expected
 
 
 def test_one_kv_scale_of_a_pair_counts_as_none() -> None:

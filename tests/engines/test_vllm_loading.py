@@ -56,7 +56,7 @@ def test_everything_but_the_experts_loads_from_the_minimax_layout(files: FilesOf
 
 
 @pytest.mark.parametrize(
-    ("kv_format", "dtype"), [("fp8", "fp8"), ("nvfp4", "nvfp4"), (None, "auto")]
+    ("kv_format", "dtype"), [("fp8", "fp8_e4m3"), ("nvfp4", "nvfp4"), (None, "auto")]
 )
 def test_declared_kv_cache(small: FilesOf, kv_format: str | None, dtype: str) -> None:
     checkpoint = small("modelopt")
@@ -71,7 +71,7 @@ def test_declared_kv_cache(small: FilesOf, kv_format: str | None, dtype: str) ->
 
 
 def test_declared_nvfp4_kv_cache_is_refused_off_sm100() -> None:
-    vllm.check_kv_cache("fp8", sm100=False, topk_blocks=16)
+    vllm.check_kv_cache("fp8_e4m3", sm100=False, topk_blocks=16)
     vllm.check_kv_cache("nvfp4", sm100=True, topk_blocks=16)
     with pytest.raises(LoaderError, match="SM100"):
         vllm.check_kv_cache("nvfp4", sm100=False, topk_blocks=16)

@@ -68,15 +68,14 @@ def kv_cache_dtype(files: Files) -> str:
     block = files.quantization
     if not block.get("quant_method", "").startswith("modelopt"):
         return "auto"
+    algo = str(block.get("kv_cache_quant_algo")).lower()
     scheme = block.get("kv_cache_scheme")
     if isinstance(scheme, dict):
         bits, kind = scheme.get("num_bits"), scheme.get("type")
+        algo = "nvfp4" if (bits, kind) == (4, "float") else "auto"
         if (bits, kind, scheme.get("dynamic")) == (8, "float", False):
-            return "fp8"
-        return "nvfp4" if (bits, kind) == (4, "float") else "auto"
-    return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(
-        str(block.get("kv_cache_quant_algo")).lower(), "auto"
-    )
+            algo = "fp8"
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(algo, "auto")
 
 
 def check_kv_cache(dtype: str, *, sm100: bool, topk_blocks: int) -> None:
