@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint
-from mmq.convert.modules import MXFP8_FORMAT, Module
+from mmq.convert.modules import MXFP8_FORMAT, NVFP4_LAYOUT_OF, Module
 from mmq.errors import BadInputError
 from mmq.quantize.architecture import DOWN, GATE, MTP, TEXT, UP
 from mmq.report.findings import Finding
 
 #: `model_type` values this release of mmq understands.
 MODEL_TYPES = ("minimax_m3_vl",)
+
+#: M3 has 7,680 experts in all; what is missing is listed one by one, so a limit is needed.
+_MAX_EXPERTS = 1_000_000
 
 #: Modules of every decoder layer, and of dense ones besides.
 _LAYER_MODULES = (
@@ -57,7 +60,8 @@ def check_complete(
 
     Raises:
         BadInputError: missing modules (with how many), layers or experts beyond config's count,
-            lm_head neither stored nor tied, a config that contradicts itself.
+            lm_head neither stored nor tied, input scales beside some experts only, a config that
+            contradicts itself.
     """
     config = source.text_config
     kinds = _layer_kinds(config, modules)
@@ -73,6 +77,7 @@ def check_complete(
             expected="every expert and layer of config.json",
         )
     _check_counts(config, len(kinds), modules)
+    _check_input_scales(modules)
     _check_shapes(config, modules)
     tied = source.config.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
     if not _is_stored(TEXT + "lm_head", modules) and not tied:
@@ -120,6 +125,14 @@ def _layer_kinds(config: Mapping[str, Any], modules: Mapping[str, Module]) -> li
             "config.json does not say num_hidden_layers",
             where="config.json",
             expected="a text_config with the language model's dimensions",
+        )
+    experts = layers * config_count(config, "num_local_experts")
+    if max(layers, experts) > _MAX_EXPERTS:
+        raise BadInputError(
+            "config-inconsistent",
+            f"config.json asks for {layers:,} layers and {experts:,} experts in all",
+            where="config.json",
+            expected=f"at most {_MAX_EXPERTS:,}",
         )
     kinds = config.get("moe_layer_freq")
     if not isinstance(kinds, list):
@@ -192,6 +205,23 @@ def _check_counts(config: Mapping[str, Any], layers: int, modules: Mapping[str, 
                 got=f"expert {role.expert}",
                 expected=f"0 to {experts - 1}",
             )
+
+
+def _check_input_scales(modules: Mapping[str, Module]) -> None:
+    """NVFP4 experts all have an activation scale, or none has: engines read an absent one as 0."""
+    present: dict[bool, str] = {}
+    for name, module in modules.items():
+        layout = NVFP4_LAYOUT_OF.get(module.format)
+        if layout:
+            present[layout.input_scale in module.tensors] = name
+    if len(present) > 1:
+        raise BadInputError(
+            "input-scale-missing",
+            f"{present[False]} has no input scale, though {present[True]} has one",
+            where=present[False],
+            got="absent",
+            expected="one beside every NVFP4 weight, or beside none",
+        )
 
 
 def _check_shapes(config: Mapping[str, Any], modules: Mapping[str, Module]) -> None:

@@ -35,9 +35,9 @@ KV_NVFP4 = "nvfp4"
 NVFP4_KV_NOTES: dict[str, str] = {
     "vLLM": "vLLM 0.33: --kv-cache-dtype nvfp4 on SM100 only (4, 8, 16 or 32 blocks per query);"
     " elsewhere fp8 and bf16 are all its M3 backend takes, and a declared NVFP4 makes it refuse M3",
-    "SGLang": "SGLang 0.5.23: minimax layout on Blackwell only, where the pool packs NVFP4 by itself"
-    " under kv_cache_quant_algo FP8. modelopt layout: fp8_e4m3; a declared NVFP4 silently gives the"
-    " model's dtype",
+    "SGLang": "SGLang 0.5.23: minimax layout on Blackwell only, where the pool packs NVFP4 by"
+    " itself under kv_cache_quant_algo FP8. modelopt layout: fp8_e4m3; a declared NVFP4 silently"
+    " gives the model's dtype",
     "TensorRT-LLM": "convert with --kv-format nvfp4: hf_quant_config.json then says"
     " kv_cache_quant_algo NVFP4, with these same scales",
     "transformers": "keeps its KV cache in the model's dtype; scales are ignored",

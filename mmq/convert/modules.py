@@ -182,9 +182,12 @@ def _nvfp4(name: str, parts: dict[str, TensorInfo], role: Role, format: str) -> 
 def _check_blocks(
     weight: TensorInfo, scale: TensorInfo, block: int, shape: tuple[int, ...]
 ) -> None:
-    if len(shape) != 2:
+    if len(shape) != 2 or 0 in shape:
         raise BadInputError(
-            "weight-shape", f"{weight.name} is not a matrix", where=weight.name, got=list(shape)
+            "weight-shape",
+            f"{weight.name} is no matrix with elements",
+            where=weight.name,
+            got=list(shape),
         )
     if shape[1] % block:
         raise BadInputError(

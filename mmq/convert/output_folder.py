@@ -13,6 +13,7 @@ from mmq.convert.checkpoint import INDEX_NAME, read_json_object
 from mmq.convert.journal import FOLDER, Journal, fingerprint_diff, lasting
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME
+from mmq.convert.side_files import SideFile
 from mmq.convert.writer import PARTIAL, disk_error
 from mmq.errors import BadInputError, MmqError, RefusedError, UsageError
 
@@ -22,12 +23,16 @@ REPORT_NAMES = ("mmq-convert.json", "mmq-verify.json", "tensors.csv", "config.js
 _SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
-def refuse_overlap(plan: ConversionPlan, out: Path) -> None:
+def refuse_overlap(plan: ConversionPlan, side_files: list[SideFile], out: Path) -> None:
     """Refuse OUT inside SRC and SRC inside OUT, links resolved; --experts-from counts as SRC.
+
+    A source of links into OUT counts too: --overwrite would remove what they lead to.
 
     Raises:
         UsageError: a source has no weights to convert.  RefusedError: they overlap.
     """
+    dst = out.resolve()
+    read = [side.path for side in side_files]
     for source in (plan.source, plan.experts):
         if source is None:
             continue
@@ -38,15 +43,24 @@ def refuse_overlap(plan: ConversionPlan, out: Path) -> None:
                 where=source.location,
                 hint="add --dry-run, or name a folder that holds the weights",
             )
-        src, dst = source.root.resolve(), out.resolve()
+        src = source.root.resolve()
+        read += [shard.path for shard in source.shards.values()]
         if src == dst or src in dst.parents or dst in src.parents:
-            raise RefusedError(
-                "output-overlaps-source",
-                "the output folder and the source must not contain each other",
-                where=str(out),
-                got=f"{dst} and {src}",
-                hint="choose an OUT beside the source",
-            )
+            raise _overlap(out, f"{dst} and {src}")
+    for path in read:
+        real = path.resolve()
+        if dst in real.parents:
+            raise _overlap(out, f"{path} leads to {real}")
+
+
+def _overlap(out: Path, got: str) -> RefusedError:
+    return RefusedError(
+        "output-overlaps-source",
+        "the output folder and the source must not contain each other",
+        where=str(out),
+        got=got,
+        hint="choose an OUT beside the source",
+    )
 
 
 def prepare(

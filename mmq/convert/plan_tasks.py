@@ -20,6 +20,7 @@ from mmq.convert.work import (
     CopyTensor,
     DequantizeBf16,
     Nvfp4Outputs,
+    Output,
     QuantizeMxfp8,
     QuantizeNvfp4,
     RelayoutNvfp4,
@@ -31,7 +32,7 @@ from mmq.convert.work import (
 from mmq.errors import BadInputError
 from mmq.quantize.architecture import FUSED_GATE_UP
 from mmq.quantize.formats import MXFP8, NVFP4
-from mmq.quantize.layouts import LAYOUTS, MXFP8_SCALE, MXFP8_SCALE_NAMES, Nvfp4Layout
+from mmq.quantize.layouts import LAYOUTS, MODELOPT, MXFP8_SCALE, MXFP8_SCALE_NAMES, Nvfp4Layout
 
 _KV_SUFFIXES = ("k_scale", "v_scale")
 
@@ -101,7 +102,11 @@ class TaskBuilder:
             yield from self._copies(module)
         elif self.options.to == "bf16":
             weight = weight_source(module)
-            yield DequantizeBf16(weight, output(f"{module.name}.weight", "BF16", module.shape))
+            yield DequantizeBf16(
+                weight,
+                output(f"{module.name}.weight", "BF16", module.shape),
+                self.stored.get(f"{module.name}.{MODELOPT.global_scale}"),
+            )
             yield from self._rest(module, weight.tensors, "not part of a BF16 checkpoint")
         else:
             weight = weight_source(module)
@@ -140,7 +145,11 @@ class TaskBuilder:
         return f"KV scale of the source, replaced by --kv-scales {self.options.kv_scales}"
 
     def _nvfp4(self, modules: list[Module]) -> Iterator[Task]:
-        """One expert's projections; w1 and w3 share a global scale and so a task."""
+        """One expert's projections; w1 and w3 share a global scale and so a task.
+
+        They come first either way, so that a change of layout and back restores a file's order.
+        """
+        modules = sorted(modules, key=lambda m: m.role.projection not in FUSED_GATE_UP)
         relaid = [m for m in modules if m.format in NVFP4_LAYOUT_OF]
         for module in relaid:
             task = self._relayout(module)
@@ -226,25 +235,38 @@ class TaskBuilder:
         elif self.kv_values is not None:
             yield WriteScalar(out, self.kv_values[out.name])
         elif side == "k":
-            if self.qk_norm not in (None, "per_head"):
-                raise _no_bound(f"keys are not normed per head ({self.qk_norm})", "config.json")
-            yield AnalyticKScale(self._norm(module, "self_attn.k_norm"), self._head_dim(), out)
+            yield self._analytic_k(module, out)
         else:
-            if "bias" in module.tensors:
-                raise _no_bound(f"{module.name} has a bias", module.name)
-            yield AnalyticVScale(weight_source(module), self._norm(module, "input_layernorm"), out)
+            yield self._analytic_v(module, out)
+
+    def _analytic_k(self, module: Module, out: Output) -> AnalyticKScale:
+        if self.qk_norm not in (None, "per_head"):
+            raise _no_bound(f"keys are not normed per head ({self.qk_norm})", "config.json")
+        head_dim = self._head_dim()
+        return AnalyticKScale(self._norm(module, "self_attn.k_norm", head_dim), head_dim, out)
+
+    def _analytic_v(self, module: Module, out: Output) -> AnalyticVScale:
+        if "bias" in module.tensors:
+            raise _no_bound(f"{module.name} has a bias", module.name)
+        if len(module.shape) != 2 or 0 in module.shape:
+            raise _no_bound(f"{module.name} is no matrix: {list(module.shape)}", module.name)
+        norm = self._norm(module, "input_layernorm", module.shape[1])
+        return AnalyticVScale(weight_source(module), norm, out)
 
     def _head_dim(self) -> int:
         if self.head_dim <= 0:
             raise _no_bound("config.json has no head_dim", "config.json")
         return self.head_dim
 
-    def _norm(self, module: Module, name: str) -> TensorInfo:
+    def _norm(self, module: Module, name: str, width: int) -> TensorInfo:
         prefix = module.name.rpartition(".self_attn.")[0]
         norm: Any = self.modules.get(f"{prefix}.{name}")
         if norm is None or norm.weight is None:
             raise _no_bound(f"{prefix}.{name}.weight is not stored", module.name)
         weight: TensorInfo = norm.weight
+        if weight.shape != (width,) or weight.dtype not in ("BF16", "F16", "F32"):
+            found = f"{weight.dtype} {list(weight.shape)}"
+            raise _no_bound(f"{weight.name} is {found}, not {width} floats", weight.name)
         return weight
 
 

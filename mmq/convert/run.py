@@ -66,8 +66,8 @@ def convert(
     """
     checkpoint = open_checkpoint(source)
     plan = build_plan(checkpoint, options)
-    refuse_overlap(plan, out)
     side_files, notes = list_side_files(checkpoint)
+    refuse_overlap(plan, side_files, out)
     findings = [*plan.findings, *notes]
     for finding in findings:
         console.finding(finding, talk=True)

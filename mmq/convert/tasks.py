@@ -11,6 +11,7 @@ import numpy as np
 
 from mmq.convert.modules import NVFP4_LAYOUT_OF
 from mmq.convert.safetensors_header import TensorInfo
+from mmq.convert.scan import Scan, scan_dtype
 from mmq.convert.stream import Bytes, SourceReader, WeightRows
 from mmq.convert.work import (
     AnalyticKScale,
@@ -27,10 +28,8 @@ from mmq.convert.work import (
 from mmq.errors import BadInputError
 from mmq.kernels import ops
 from mmq.quantize.floats import as_storage, to_float32
-from mmq.quantize.formats import FLOAT_DTYPES
 from mmq.quantize.global_scale import MIN_GLOBAL_SCALE, nvfp4_global_scale, reciprocal_scale
 from mmq.quantize.kv_scales import k_bound, scale_from_bound, v_bound
-from mmq.quantize.layouts import MXFP8_SCALE_NAMES
 
 Emit = Callable[[Any], None]
 
@@ -80,47 +79,10 @@ def run_task(task: Task, context: TaskContext) -> None:
     _RUN[type(task)](task, context)
 
 
-class _Scan:
-    """Counts NaN/Inf of a tensor as its pieces go by."""
-
-    def __init__(self, tensor: TensorInfo, dtype: str) -> None:
-        self.tensor, self.dtype = tensor, dtype
-        self.count, self.first, self._seen = 0, -1, 0
-        self._width = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}.get(dtype, 1)
-
-    def add(self, raw: Bytes) -> None:
-        flat = raw.reshape(-1)
-        count, first = ops.count_nonfinite(flat, self.dtype)
-        if count and self.first < 0:
-            self.first = self._seen + first
-        self.count += count
-        self._seen += flat.nbytes // self._width
-
-    def check(self) -> None:
-        if not self.count:
-            return
-        index = np.unravel_index(self.first, self.tensor.shape) if self.tensor.shape else ()
-        what = "scale bytes 255 (NaN)" if self.dtype == "F8_E8M0" else "NaN/Inf elements"
-        raise BadInputError(
-            "nonfinite",
-            f"{self.tensor.name} has {self.count} {what}, the first at {[int(i) for i in index]}",
-            where=f"{self.tensor.shard}: {self.tensor.name}",
-            got=f"{self.count} of {math.prod(self.tensor.shape)}",
-            expected="none",
-        )
-
-
-def _scan_dtype(tensor: TensorInfo) -> str | None:
-    if tensor.dtype in FLOAT_DTYPES:
-        return tensor.dtype
-    is_scale = tensor.name.rpartition(".")[2] in MXFP8_SCALE_NAMES
-    return "F8_E8M0" if tensor.dtype == "F8_E8M0" or (is_scale and tensor.dtype == "U8") else None
-
-
 def _copy(task: CopyTensor, context: TaskContext) -> None:
     tensor, out = task.source, task.output
-    dtype = _scan_dtype(tensor)
-    scan = _Scan(tensor, dtype) if dtype else None
+    dtype = scan_dtype(tensor)
+    scan = Scan(tensor, dtype) if dtype else None
     for chunk in context.reader.chunks(tensor):
         if scan:
             scan.add(chunk)
@@ -138,9 +100,9 @@ def _copy(task: CopyTensor, context: TaskContext) -> None:
 def _checked_amax(weight: WeightSource, rows: WeightRows) -> np.float32:
     """Largest |value| of a weight; refuses NaN, Inf and what F32 cannot hold."""
     amax = np.float32(0)
-    scans = [_Scan(weight.weight, weight.weight.dtype)]
+    scans = [Scan(weight.weight, weight.weight.dtype)]
     if weight.scale is not None:
-        scans.append(_Scan(weight.scale, "F8_E8M0"))
+        scans.append(Scan(weight.scale, "F8_E8M0"))
     for codes, scale in rows:
         for scan, raw in zip(scans, (codes, scale), strict=False):
             scan.add(raw)  # type: ignore[arg-type]
@@ -214,7 +176,7 @@ def _relayout(task: RelayoutNvfp4, context: TaskContext) -> None:
     assert weight.scale is not None and weight.global_scale is not None
     for chunk in context.reader.chunks(weight.weight):
         context.emit(chunk)
-    scan = _Scan(weight.scale, "F8_E4M3")
+    scan = Scan(weight.scale, "F8_E4M3")
     for chunk in context.reader.chunks(weight.scale):
         scan.add(chunk)
         context.emit(chunk)
@@ -290,12 +252,13 @@ def _dequantize(task: DequantizeBf16, context: TaskContext) -> None:
     s2 = np.float32(1.0)
     if weight.global_scale is not None:
         s2 = _read_scalar(context.reader, weight.global_scale)
-        s2 = reciprocal_scale(s2) if NVFP4_LAYOUT_OF[weight.format].divisor else s2
+        if NVFP4_LAYOUT_OF[weight.format].divisor:
+            s2 = _reexpressed(s2, task.stored_global)
     assert weight.scale is not None
     nvfp4 = weight.format in NVFP4_LAYOUT_OF
-    scans = [_Scan(weight.scale, "F8_E4M3" if nvfp4 else "F8_E8M0")]
+    scans = [Scan(weight.scale, "F8_E4M3" if nvfp4 else "F8_E8M0")]
     if not nvfp4:
-        scans.append(_Scan(weight.weight, "F8_E4M3"))
+        scans.append(Scan(weight.weight, "F8_E4M3"))
     overflow = 0
     for codes, scale in WeightRows(context.reader, weight):
         assert scale is not None
@@ -336,7 +299,7 @@ def _analytic_v(task: AnalyticVScale, context: TaskContext) -> None:
 
 
 def _finite_scale(bound: float, tensor: TensorInfo) -> np.float32:
-    if not bound < np.finfo(np.float32).max:
+    if not bound < float(np.finfo(np.float32).max):
         raise BadInputError(
             "kv-scale-no-bound",
             f"{tensor.name} or its norm gives no finite bound for a KV scale",

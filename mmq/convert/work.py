@@ -141,10 +141,15 @@ class QuantizeMxfp8:
 
 @dataclass(frozen=True, slots=True)
 class DequantizeBf16:
-    """A quantised weight becomes BF16."""
+    """A quantised weight becomes BF16.
+
+    Attributes:
+        stored_global: the multiplier that a stored divisor was made from, when a manifest tells.
+    """
 
     weight: WeightSource
     output: Output
+    stored_global: float | None = None
 
     @property
     def outputs(self) -> tuple[Output, ...]:

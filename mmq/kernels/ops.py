@@ -16,11 +16,23 @@ from typing import cast
 
 import numpy as np
 
+from .arguments import (
+    MXFP8_BLOCK,
+    NVFP4_BLOCK,
+    SEARCHES,
+    check_choice,
+    check_float,
+    check_mxfp8,
+    check_nvfp4,
+    check_s2,
+    frozen,
+)
 from .results import F32, U8, U16, AnyArray, Backend, ErrorSums, Mxfp8, Nvfp4
 from .scan import count_nonfinite, float_amax
 
 __all__ = [
     "BACKENDS",
+    "SEARCHES",
     "ErrorSums",
     "Mxfp8",
     "Nvfp4",
@@ -36,9 +48,6 @@ __all__ = [
     "quantize_nvfp4_from_mxfp8",
     "resolve_backend",
 ]
-
-MXFP8_BLOCK = 32
-NVFP4_BLOCK = 16
 
 #: Backend names and the module behind each.
 BACKENDS = {
@@ -96,7 +105,7 @@ def mxfp8_amax(codes_OK: U8, scale_OG: U8, *, backend: str = "auto") -> np.float
     Raises:
         ValueError: shapes do not fit.
     """
-    codes_OK, scale_OG = _check_mxfp8(codes_OK, scale_OG)
+    codes_OK, scale_OG = check_mxfp8(codes_OK, scale_OG)
     return _load(backend).mxfp8_amax(codes_OK, scale_OG)
 
 
@@ -105,27 +114,37 @@ def quantize_nvfp4_from_mxfp8(
     scale_OG: U8,
     s2: np.float32,
     *,
+    search: str = "max",
+    importance: F32 | None = None,
+    errors: bool = True,
     backend: str = "auto",
     running: ErrorSums = _NO_ERRORS,
 ) -> Nvfp4:
-    """MXFP8 to NVFP4 with `max` scaling under the global scale s2.
+    """MXFP8 to NVFP4 under the global scale s2.
 
     Args:
         codes_OK: E4M3 codes, U8 [O, K], no NaN.
         scale_OG: E8M0 exponents, U8 [O, K/32], no NaN.
-        s2: multiplier, a normal positive F32 (`mmq.quantize.global_scale`).
+        s2: multiplier, a normal positive F32; for each search `mmq.quantize.global_scale` has the
+            one that suits it.
+        search: how block scales are chosen: "max", "mse" (least error of all codes) or
+            "four-over-six".
+        importance: F32 [K], what a squared error in each column counts; None: the same everywhere.
+        errors: compute the error sums. They cost about as much as `max` scaling itself.
         running: error sums of the rows before these. Passing each chunk the sums of the last makes
             the total the same however a tensor is cut into chunks of rows.
 
     Returns:
-        Packed codes, block scales, and `running` extended by these rows.
+        Packed codes, block scales, and `running` extended by these rows (unless errors=False).
 
     Raises:
-        ValueError: shapes do not fit, or s2 is not a normal positive F32.
+        ValueError: shapes do not fit, s2 is not a normal positive F32, unknown search, or weights
+            that are negative, not finite, of another length, or given with "max".
     """
-    codes_OK, scale_OG = _check_mxfp8(codes_OK, scale_OG)
-    s2 = _check_s2(s2)
-    packed, scale, rows = _load(backend).quantize_nvfp4_from_mxfp8(codes_OK, scale_OG, s2)
+    codes_OK, scale_OG = check_mxfp8(codes_OK, scale_OG)
+    s2 = check_s2(s2)
+    choice = check_choice(search, importance, errors, codes_OK.shape[1])
+    packed, scale, rows = _load(backend).quantize_nvfp4_from_mxfp8(codes_OK, scale_OG, s2, choice)
     return Nvfp4(packed, scale, running.extended_by(rows))
 
 
@@ -134,29 +153,33 @@ def quantize_nvfp4_from_float(
     dtype: str,
     s2: np.float32,
     *,
+    search: str = "max",
+    importance: F32 | None = None,
+    errors: bool = True,
     backend: str = "auto",
     running: ErrorSums = _NO_ERRORS,
 ) -> Nvfp4:
-    """BF16, F16 or F32 to NVFP4 with `max` scaling under the global scale s2.
+    """BF16, F16 or F32 to NVFP4 under the global scale s2.
 
     Args:
         values_OK: [O, K], K a multiple of 16, finite. BF16 as U16 bits; F16 as float16 or U16 bits;
             F32 as float32.
         dtype: "BF16", "F16" or "F32".
-        s2, running: as in `quantize_nvfp4_from_mxfp8`.
+        s2, search, importance, errors, running: as in `quantize_nvfp4_from_mxfp8`.
 
     Raises:
-        ValueError: shape, dtype or s2 do not fit.
+        ValueError: as there, or the dtype does not fit.
     """
-    _check_float(values_OK, dtype, NVFP4_BLOCK)
-    s2 = _check_s2(s2)
-    kernels = _load(backend)
+    check_float(values_OK, dtype, NVFP4_BLOCK)
+    s2 = check_s2(s2)
     rows_O, columns_K = values_OK.shape
+    choice = check_choice(search, importance, errors, columns_K)
+    kernels = _load(backend)
     packed = np.empty((rows_O, columns_K // 2), np.uint8)
     scale = np.empty((rows_O, columns_K // NVFP4_BLOCK), np.uint8)
     error = running
-    for rows, slab in _f32_slabs(values_OK, dtype):
-        packed[rows], scale[rows], sums = kernels.quantize_nvfp4_from_f32(slab, s2)
+    for rows, slab in _slabs(values_OK, dtype):
+        packed[rows], scale[rows], sums = kernels.quantize_nvfp4_from_f32(slab, s2, choice)
         error = error.extended_by(sums)
     return Nvfp4(packed, scale, error)
 
@@ -172,13 +195,13 @@ def quantize_mxfp8(
     Raises:
         ValueError: shape or dtype do not fit.
     """
-    _check_float(values_OK, dtype, MXFP8_BLOCK)
+    check_float(values_OK, dtype, MXFP8_BLOCK)
     kernels = _load(backend)
     rows_O, columns_K = values_OK.shape
     codes = np.empty((rows_O, columns_K), np.uint8)
     scale = np.empty((rows_O, columns_K // MXFP8_BLOCK), np.uint8)
     error = running
-    for rows, slab in _f32_slabs(values_OK, dtype):
+    for rows, slab in _slabs(values_OK, dtype):
         codes[rows], scale[rows], sums = kernels.quantize_mxfp8_from_f32(slab)
         error = error.extended_by(sums)
     return Mxfp8(codes, scale, error)
@@ -189,13 +212,13 @@ def dequantize_mxfp8(codes_OK: U8, scale_OG: U8, *, backend: str = "auto") -> U1
 
     Codes 0x7F and 0xFF and exponent 255 give NaN, 0x7FC0.
     """
-    codes_OK, scale_OG = _check_mxfp8(codes_OK, scale_OG)
+    codes_OK, scale_OG = check_mxfp8(codes_OK, scale_OG)
     return _load(backend).dequantize_mxfp8_bf16(codes_OK, scale_OG)
 
 
 def dequantize_mxfp8_f32(codes_OK: U8, scale_OG: U8, *, backend: str = "auto") -> F32:
     """MXFP8 to F32 [O, K]: exact, inf from 2^128, NaN as in `dequantize_mxfp8`."""
-    codes_OK, scale_OG = _check_mxfp8(codes_OK, scale_OG)
+    codes_OK, scale_OG = check_mxfp8(codes_OK, scale_OG)
     return _load(backend).dequantize_mxfp8_f32(codes_OK, scale_OG)
 
 
@@ -207,81 +230,30 @@ def dequantize_nvfp4(packed_OP: U8, scale_OB: U8, s2: np.float32, *, backend: st
         scale_OB: E4M3 codes, U8 [O, K/16].
         s2: multiplier, a normal positive F32.
     """
-    packed_OP, scale_OB = _check_nvfp4(packed_OP, scale_OB)
-    return _load(backend).dequantize_nvfp4_bf16(packed_OP, scale_OB, _check_s2(s2))
+    packed_OP, scale_OB = check_nvfp4(packed_OP, scale_OB)
+    return _load(backend).dequantize_nvfp4_bf16(packed_OP, scale_OB, check_s2(s2))
 
 
 def dequantize_nvfp4_f32(
     packed_OP: U8, scale_OB: U8, s2: np.float32, *, backend: str = "auto"
 ) -> F32:
     """NVFP4 to F32 [O, K]: e2m1 · (e4m3 · s2), both products rounded to F32."""
-    packed_OP, scale_OB = _check_nvfp4(packed_OP, scale_OB)
-    return _load(backend).dequantize_nvfp4_f32(packed_OP, scale_OB, _check_s2(s2))
+    packed_OP, scale_OB = check_nvfp4(packed_OP, scale_OB)
+    return _load(backend).dequantize_nvfp4_f32(packed_OP, scale_OB, check_s2(s2))
 
 
 def _load(backend: str) -> Backend:
     return cast(Backend, importlib.import_module(BACKENDS[_resolve(backend)]))
 
 
-def _check_mxfp8(codes_OK: U8, scale_OG: U8) -> tuple[U8, U8]:
-    return _check_blocks(codes_OK, scale_OG, MXFP8_BLOCK, "MXFP8 codes")
-
-
-def _check_nvfp4(packed_OP: U8, scale_OB: U8) -> tuple[U8, U8]:
-    return _check_blocks(packed_OP, scale_OB, NVFP4_BLOCK // 2, "packed NVFP4")
-
-
-def _check_blocks(elements: U8, scale: U8, block: int, what: str) -> tuple[U8, U8]:
-    fits = (
-        elements.ndim == 2
-        and elements.shape[1] > 0
-        and elements.shape[1] % block == 0
-        and scale.shape == (elements.shape[0], elements.shape[1] // block)
-    )
-    if not fits:
-        raise ValueError(
-            f"{what} of shape {list(elements.shape)} and scales of shape {list(scale.shape)} "
-            f"do not fit: expected [O, n·{block}] and [O, n]"
-        )
-    if elements.dtype != np.uint8 or scale.dtype != np.uint8:
-        raise ValueError(f"{what} and scales must be uint8, got {elements.dtype}, {scale.dtype}")
-    return _frozen(elements), _frozen(scale)
-
-
-def _frozen(array: AnyArray) -> AnyArray:
-    """The array contiguous, aligned and read-only: in one form numba compiles each kernel once."""
-    view = np.require(array, requirements=["C", "A"]).view()
-    view.flags.writeable = False
-    return view
-
-
-def _check_s2(s2: np.float32) -> np.float32:
-    s2 = np.float32(s2)
-    if not (np.isfinite(s2) and s2 >= np.finfo(np.float32).smallest_normal):
-        raise ValueError(f"the global scale must be a normal positive F32, got {s2}")
-    return s2
-
-
-_FLOAT_FORMS = {"BF16": ("uint16",), "F16": ("float16", "uint16"), "F32": ("float32",)}
-
-
-def _check_float(values_OK: AnyArray, dtype: str, block: int) -> None:
-    if dtype not in _FLOAT_FORMS or values_OK.dtype.name not in _FLOAT_FORMS[dtype]:
-        raise ValueError(f"an array of {values_OK.dtype} cannot be read as {dtype}")
-    if values_OK.ndim != 2 or values_OK.shape[1] == 0 or values_OK.shape[1] % block:
-        raise ValueError(f"shape {list(values_OK.shape)} does not fit: expected [O, n·{block}]")
-
-
-def _f32_slabs(values_OK: AnyArray, dtype: str) -> Iterator[tuple[slice, F32]]:
-    """Runs of rows as contiguous F32, exactly."""
+def _slabs(values_OK: AnyArray, dtype: str) -> Iterator[tuple[slice, F32 | U16]]:
+    """Runs of rows as contiguous F32 or BF16 bits, exactly; only F16 has to be cut, and widened."""
+    if dtype != "F16":
+        yield slice(None), frozen(values_OK)
+        return
     rows_O, columns_K = values_OK.shape
     step = max(1, _SLAB_ELEMENTS // columns_K)
     for start in range(0, rows_O, step):
         rows = slice(start, min(start + step, rows_O))
-        slab = values_OK[rows]
-        if dtype == "BF16":
-            yield rows, _frozen(np.left_shift(slab, 16, dtype=np.uint32).view(np.float32))
-        elif dtype == "F16":
-            yield rows, _frozen(np.ascontiguousarray(slab).view(np.float16).astype(np.float32))
-        else:
-            yield rows, _frozen(slab)
+        halves = np.ascontiguousarray(values_OK[rows]).view(np.float16)
+        yield rows, frozen(halves.astype(np.float32))

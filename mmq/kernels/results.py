@@ -60,6 +60,24 @@ class ErrorSums(NamedTuple):
         return ErrorSums(signal, noise, max_error)
 
 
+class ScaleChoice(NamedTuple):
+    """How `quantize_nvfp4_…` picks the block scales, and what it reports.
+
+    Attributes:
+        search: "max", "mse" or "four-over-six".
+        importance_K: F32 [K], finite and not negative: what a squared error in each input column
+            counts. None: every column counts 1.
+        errors: whether to compute the error sums.
+    """
+
+    search: str = "max"
+    importance_K: F32 | None = None
+    errors: bool = True
+
+
+MAX_SCALES = ScaleChoice()
+
+
 class Nvfp4(NamedTuple):
     """An NVFP4 tensor without its global scale, which the caller chose."""
 
@@ -79,19 +97,22 @@ class Mxfp8(NamedTuple):
 class Backend(Protocol):
     """One way to compute the operations; all backends return the same bits.
 
-    Arrays are C-contiguous, aligned and checked by `mmq.kernels.ops`. The third item of a quantize
-    result holds per row (signal, noise, max_error): F64 [O, 3].
+    Arrays are C-contiguous, aligned and checked by `mmq.kernels.ops`. Where values are F32 | U16,
+    U16 is BF16 bits. The third item of a quantize result holds per row (signal, noise, max_error):
+    F64 [O, 3], or [0, 3] where no errors were asked for.
     """
 
     def mxfp8_amax(self, codes_OK: U8, scale_OG: U8) -> np.float32: ...
 
     def quantize_nvfp4_from_mxfp8(
-        self, codes_OK: U8, scale_OG: U8, s2: np.float32
+        self, codes_OK: U8, scale_OG: U8, s2: np.float32, choice: ScaleChoice = MAX_SCALES
     ) -> tuple[U8, U8, F64]: ...
 
-    def quantize_nvfp4_from_f32(self, values_OK: F32, s2: np.float32) -> tuple[U8, U8, F64]: ...
+    def quantize_nvfp4_from_f32(
+        self, values_OK: F32 | U16, s2: np.float32, choice: ScaleChoice = MAX_SCALES
+    ) -> tuple[U8, U8, F64]: ...
 
-    def quantize_mxfp8_from_f32(self, values_OK: F32) -> tuple[U8, U8, F64]: ...
+    def quantize_mxfp8_from_f32(self, values_OK: F32 | U16) -> tuple[U8, U8, F64]: ...
 
     def dequantize_mxfp8_bf16(self, codes_OK: U8, scale_OG: U8) -> U16: ...
 

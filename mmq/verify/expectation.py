@@ -104,9 +104,10 @@ def _plan(expectation: Expectation, options: ConvertOptions) -> list[Finding]:
 
 def _options_of(manifest: Mapping[str, Any]) -> ConvertOptions | None:
     value = manifest.get("options")
-    if not isinstance(value, dict) or set(value) != {f.name for f in fields(ConvertOptions)}:
+    if not isinstance(value, dict) or not {"to", "layout", "ignore"} <= set(value):
         return None
-    if not all(_has_type(key, item) for key, item in value.items()):
+    known = {f.name for f in fields(ConvertOptions)}
+    if not set(value) <= known or not all(_has_type(key, item) for key, item in value.items()):
         return None
     try:
         return ConvertOptions(**{**value, "ignore": tuple(value["ignore"])}).resolved()

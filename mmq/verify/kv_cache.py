@@ -141,8 +141,9 @@ def _declared(subject: Subject, stored: bool) -> Iterator[Finding]:
     if kv == "NVFP4" and subject.kind == MODELOPT_KIND:
         yield Finding(
             "kv-nvfp4-declared", "warning",
-            f"{where} declares an NVFP4 KV cache: vLLM refuses M3 then on anything but SM100",
-            where=where, got="NVFP4", expected="FP8, which every engine starts with",
+            f"{where} declares an NVFP4 KV cache: vLLM refuses M3 then on anything but SM100, and"
+            " SGLang keeps the model's dtype, silently", where=where, got="NVFP4",
+            expected="FP8, which every engine starts with",
         )  # fmt: skip
     elif kv not in (None, "FP8", "NVFP4"):
         yield Finding("kv-format-unknown", "error", f"{where} declares a KV cache of {kv}",

@@ -57,11 +57,11 @@ def check_quantization(subject: Subject) -> Iterator[Finding]:
             "config.json has no quantization_config, so vLLM does not know how to load the weights",
             where=CONFIG_NAME,
         )  # fmt: skip
-    if subject.kind == MODELOPT_KIND or block.get("quant_method") == "modelopt":
-        yield from _modelopt(subject)
-    elif subject.kind == MINIMAX_KIND:
+    if subject.kind == MINIMAX_KIND:
         yield from _vendor(subject, _MINIMAX_KEYS)
         yield from _no_second_file(subject)
+    elif subject.kind == MODELOPT_KIND or block.get("quant_method") == "modelopt":
+        yield from _modelopt(subject)
     elif subject.kind == MXFP8_KIND:
         yield from _vendor(subject, _MXFP8_KEYS)
         yield from _no_second_file(subject)

@@ -108,11 +108,8 @@ def _small_files(subject: Subject, log: LevelLog) -> list[FileEntry]:
     """The JSON files that a structure check judged; shards are hashed by level weights."""
     hashes: dict[str, FileEntry] = {}
     if subject.root is not None:
-        log.run(
-            "files hashed",
-            len(subject.json_files),
-            hash_files(subject.root, subject.json_files, hashes),
-        )
+        names = subject.json_files
+        log.run("files hashed", len(names), hash_files(subject.root, names, hashes))
     return [hashes[name] for name in sorted(hashes)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -64,14 +65,14 @@ class Subject:
     broken: dict[str, BadInputError] = field(default_factory=dict)
     json_files: list[str] = field(default_factory=list)
 
-    @property
+    @functools.cached_property
     def lost_tensors(self) -> frozenset[str]:
         """Tensors that the index puts into a lost shard: its finding covers them."""
         if not self.lost_shards or self.index is None:
             return frozenset()
         return frozenset(n for n, s in self.index.weight_map.items() if s in self.lost_shards)
 
-    @property
+    @functools.cached_property
     def lost_modules(self) -> frozenset[str]:
         """Modules that miss a tensor for that reason."""
         return frozenset(name.rpartition(".")[0] for name in self.lost_tensors)
@@ -91,11 +92,11 @@ class Subject:
     def payload_bytes(self) -> int:
         return sum(t.nbytes for t in self.tensors.values())
 
-    @property
+    @functools.cached_property
     def nvfp4(self) -> list[Module]:
         return [m for m in self.modules.values() if m.format in NVFP4_LAYOUT_OF]
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         """The layout most NVFP4 modules have; else mxfp8 or plain."""
         formats = [m.format for m in self.nvfp4]

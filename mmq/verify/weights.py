@@ -36,6 +36,7 @@ from mmq.verify.log import LevelLog
 from mmq.verify.plan_match import agrees
 from mmq.verify.subject import Subject
 
+_KV_VALUES = "values of foreign KV scales: calibration is the converter's choice"
 _NOT_BY_VALUE = "a foreign conversion's {what}: mmq compares these only for its own output"
 
 
@@ -97,6 +98,10 @@ def _jobs(subject: Subject, expectation: Expectation, log: LevelLog) -> list[Sha
             scalars[shard].append(task)
         else:
             log.skip(_reason(task))
+    if scalars:
+        log.skip(_KV_VALUES)
+    if by_value and any(t.results[0].input_scale for ts in by_value.values() for t in ts):
+        log.skip("values of foreign input scales: calibration is the converter's choice")
     if absent:
         log.skip(f"{absent:,} planned tensor(s) that OUT does not store as planned")
     modules = defaultdict(list)
@@ -134,7 +139,7 @@ def _comparable(task: Task, subject: Subject, expectation: Expectation) -> bool:
 
 def _reason(task: Task) -> str:
     if isinstance(task, WriteScalar | AnalyticKScale | AnalyticVScale):
-        return "values of KV scales: calibration is the converter's choice"
+        return _KV_VALUES
     if isinstance(task, QuantizeMxfp8):
         return _NOT_BY_VALUE.format(what="MXFP8 weights")
     assert isinstance(task, DequantizeBf16)

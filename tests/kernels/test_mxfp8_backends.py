@@ -144,6 +144,20 @@ def test_amax_is_exact(random_mxfp8, seed):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("high", "low", "expected"),
+    [(0x70, 0x7E, 224.0), (0x76, 0x7E, 224.0), (0x77, 0x7E, 240.0), (0x00, 0x01, 2.0**-10)],
+    ids=str,
+)
+def test_amax_may_lie_under_a_lower_exponent(backend, high, low, expected):
+    """128 · 2^e against 448 · 2^(e − 1): a block may be skipped only if it cannot win."""
+    codes = np.zeros((1, 64), np.uint8)
+    codes[0, [3, 40]] = high, low
+    scale = np.array([[127, 126]], np.uint8)
+    assert ops.mxfp8_amax(codes, scale, backend=backend) == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_amax_of_zeros_and_of_overflow(backend):
     codes = np.zeros((2, 32), np.uint8)
     scale = np.array([[254], [0]], np.uint8)

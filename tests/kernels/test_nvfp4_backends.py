@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from mmq.kernels import ops
+from mmq.kernels.cpu import backend as cpu
+from mmq.kernels.reference import backend as reference
 from mmq.quantize.global_scale import MIN_GLOBAL_SCALE, nvfp4_global_scale
 
 # A power of two (short quotients: many ties), odd amaxes, and both ends of the range.
@@ -18,24 +20,27 @@ GLOBAL_SCALES = [
 ]
 
 
-def assert_same(ours: ops.Nvfp4, reference: ops.Nvfp4):
-    np.testing.assert_array_equal(ours.scale, reference.scale)
-    np.testing.assert_array_equal(ours.packed, reference.packed)
-    assert ours.error == reference.error
+def assert_same(ours: ops.Nvfp4, other: ops.Nvfp4):
+    np.testing.assert_array_equal(ours.scale, other.scale)
+    np.testing.assert_array_equal(ours.packed, other.packed)
+    assert ours.error == other.error
 
 
 @pytest.mark.parametrize("s2", GLOBAL_SCALES, ids=lambda s2: f"s2={s2:.3g}")
 def test_table_on_every_exponent_max_and_code(mxfp8_domain, s2):
-    codes, exponents = mxfp8_domain
-    ours = ops.quantize_nvfp4_from_mxfp8(codes, exponents, s2, backend="cpu")
-    assert_same(ours, ops.quantize_nvfp4_from_mxfp8(codes, exponents, s2, backend="reference"))
+    ours = cpu.quantize_nvfp4_from_mxfp8(*mxfp8_domain, s2)
+    theirs = reference.quantize_nvfp4_from_mxfp8(*mxfp8_domain, s2)
+    for name, one, other in zip(("packed", "scale", "row errors"), ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
 
 
 @pytest.mark.parametrize("s2", GLOBAL_SCALES, ids=lambda s2: f"s2={s2:.3g}")
 def test_loops_on_every_bf16(all_bf16_pairs, s2):
-    ours = ops.quantize_nvfp4_from_float(all_bf16_pairs, "BF16", s2, backend="cpu")
-    reference = ops.quantize_nvfp4_from_float(all_bf16_pairs, "BF16", s2, backend="reference")
-    assert_same(ours, reference)
+    values = (all_bf16_pairs.astype(np.uint32) << 16).view(np.float32)
+    ours = cpu.quantize_nvfp4_from_f32(values, s2)
+    theirs = reference.quantize_nvfp4_from_f32(values, s2)
+    for name, one, other in zip(("packed", "scale", "row errors"), ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
 
 
 def test_domains_reach_all_scales_and_nibbles(mxfp8_domain):
@@ -130,8 +135,8 @@ def test_dequantize_every_byte_under_every_scale(s2):
         (ops.dequantize_nvfp4_f32, np.uint32),
     ):
         ours = op(packed, scale, s2, backend="cpu")
-        reference = op(packed, scale, s2, backend="reference")
-        np.testing.assert_array_equal(ours.view(integer), reference.view(integer))
+        other = op(packed, scale, s2, backend="reference")
+        np.testing.assert_array_equal(ours.view(integer), other.view(integer))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

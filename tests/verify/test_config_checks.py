@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hostile import LM_HEAD, W1, as_bf16, good
 from m3_source import layer
@@ -198,6 +200,21 @@ def test_minimax_keys(key, value, minimax):
     with minimax.json() as config:
         config["quantization_config"][key] = value
     minimax.alone().one("config-vendor-key", f"config.json: {key}")
+
+
+def test_config_of_the_other_layout(modelopt, minimax):
+    ours, theirs = (
+        json.loads((o.folder / CONFIG).read_bytes())["quantization_config"]
+        for o in (modelopt, minimax)
+    )
+    with modelopt.json() as config:
+        config["quantization_config"] = theirs
+    modelopt.alone().one("config-quant-method", "config.json: quant_method")
+    with minimax.json() as config:
+        config["quantization_config"] = ours
+    judged = minimax.alone()
+    judged.one("config-vendor-key", "config.json: quant_method")
+    judged.one("config-vendor-key", "config.json: moe_quant_format")
 
 
 def test_optional_minimax_keys_may_be_absent(minimax):

@@ -192,6 +192,59 @@ def quantize_nvfp4_by_table(
 
 
 @jit
+def block_error(
+    block: F32, t: F64, scale: int, s2: np.float32, mantissa: np.float64, weights: F32
+) -> np.float32:
+    """The search's error of a block under a scale code; weights may be empty."""
+    step = E4M3[scale] * s2
+    exact_step = np.float64(E4M3[scale]) * mantissa
+    square = np.empty(16, np.float32)
+    for j in range(16):
+        d = t[j] - np.float64(E2M1[encode_e2m1(block[j] / step)]) * exact_step
+        square[j] = np.float32(d * d)
+        if weights.size:
+            square[j] *= weights[j]
+    for half in (8, 4, 2, 1):
+        for j in range(half):
+            square[j] = square[2 * j] + square[2 * j + 1]
+    return square[0]
+
+
+@jit
+def search_scale(
+    block: F32, first: int, search: int, amax: np.float32, s2: np.float32, weights: F32
+) -> int:
+    """Scale code by search 1 (mse) or 2 (four-over-six); `first` is the `max` code."""
+    if np.float64(amax) >= np.float64(s2) * 2.0**60:
+        return first
+    mantissa = np.float64(s2)
+    power = 1.0
+    while mantissa >= 2.0:
+        mantissa *= 0.5
+        power *= 0.5
+    while mantissa < 1.0:
+        mantissa *= 2.0
+        power *= 2.0
+    t = np.empty(16, np.float64)
+    for j in range(16):
+        t[j] = np.float64(block[j]) * power
+    best = first
+    least = block_error(block, t, first, s2, mantissa, weights)
+    if search == 2:
+        four = np.float32(amax / (np.float32(4.0) * s2))
+        other = encode_e4m3(min(max(four, _MIN_SUBNORMAL), _MAX))
+        if block_error(block, t, other, s2, mantissa, weights) < least:
+            best = other
+        return best
+    for code in range(1, 127):
+        error = block_error(block, t, code, s2, mantissa, weights)
+        if error < least or (error == least and abs(code - first) < abs(best - first)):
+            best = code
+            least = error
+    return best
+
+
+@jit
 def add_block_errors(values: F32, restored: F64, errors_3: F64) -> None:
     """Add one block to a row's (signal, noise, max_error), in the order the reference defines."""
     signal_even = 0.0
@@ -216,7 +269,13 @@ def add_block_errors(values: F32, restored: F64, errors_3: F64) -> None:
 
 @jit
 def quantize_nvfp4_blocks(
-    values: F32, s2: np.float32, packed: U8, scale_out: U8, errors: F64
+    values: F32,
+    s2: np.float32,
+    search: int,
+    weights: F32,
+    packed: U8,
+    scale_out: U8,
+    errors: F64,
 ) -> None:
     """Fill packed [O, P], scale_out [O, B] and errors [O, 3] from values [O, K]."""
     codes = np.empty(16, np.uint8)
@@ -229,6 +288,10 @@ def quantize_nvfp4_blocks(
             for j in range(16):
                 amax = max(amax, abs(block[j]))
             scale = block_scale(amax, s2)
+            if search:
+                scale = search_scale(
+                    block, scale, search, amax, s2, weights[b * 16 : b * 16 + 16]
+                )
             step = E4M3[scale] * s2
             exact_step = np.float64(E4M3[scale]) * np.float64(s2)
             for j in range(16):

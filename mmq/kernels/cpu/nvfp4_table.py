@@ -22,8 +22,10 @@ import threading
 
 import numpy as np
 
-from ..results import F64, U8
+from ..results import F64, MAX_SCALES, U8, ScaleChoice
 from .compiled import quantize_nvfp4_by_table
+from .decode import dequantize_mxfp8_f32
+from .float_loops import quantize_nvfp4
 
 _ROWS = 256 * 128  # exponent · 128 + largest code
 
@@ -51,7 +53,9 @@ class _Table(threading.local):
 _table = _Table()
 
 
-def quantize(codes_OK: U8, exponent_OG: U8, s2: np.float32) -> tuple[U8, U8, F64]:
+def quantize(
+    codes_OK: U8, exponent_OG: U8, s2: np.float32, choice: ScaleChoice = MAX_SCALES
+) -> tuple[U8, U8, F64]:
     """Packed codes U8 [O, K/2], scales U8 [O, K/16] and per-row errors F64 [O, 3].
 
     Args:
@@ -59,6 +63,8 @@ def quantize(codes_OK: U8, exponent_OG: U8, s2: np.float32) -> tuple[U8, U8, F64
         exponent_OG: E8M0 exponents U8 [O, K/32], no NaN.
         s2: a normal positive F32.
     """
+    if choice.search != "max":
+        return quantize_nvfp4(dequantize_mxfp8_f32(codes_OK, exponent_OG), s2, choice)
     rows_O, columns_K = codes_OK.shape
     packed_OP = np.empty((rows_O, columns_K // 2), np.uint8)
     scale_OB = np.empty((rows_O, columns_K // 16), np.uint8)
@@ -67,4 +73,4 @@ def quantize(codes_OK: U8, exponent_OG: U8, s2: np.float32) -> tuple[U8, U8, F64
     table.reset(s2)
     rows = (table.built, table.scale, table.nibble, table.noise)
     quantize_nvfp4_by_table(codes_OK, exponent_OG, s2, *rows, packed_OP, scale_OB, errors_O3)
-    return packed_OP, scale_OB, errors_O3
+    return packed_OP, scale_OB, errors_O3 if choice.errors else errors_O3[:0]

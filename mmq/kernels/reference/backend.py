@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..results import F32, F64, U8, U16, AnyArray
+from ..results import F32, F64, MAX_SCALES, U8, U16, AnyArray, ScaleChoice
 from . import mxfp8, nvfp4
 from .e4m3 import bf16_bits
 
@@ -28,20 +28,23 @@ def mxfp8_amax(codes_OK: U8, scale_OG: U8) -> np.float32:
     return np.float32(values.abs().max().item())
 
 
-def quantize_nvfp4_from_mxfp8(codes_OK: U8, scale_OG: U8, s2: np.float32) -> tuple[U8, U8, F64]:
+def quantize_nvfp4_from_mxfp8(
+    codes_OK: U8, scale_OG: U8, s2: np.float32, choice: ScaleChoice = MAX_SCALES
+) -> tuple[U8, U8, F64]:
     """MXFP8 to NVFP4 by way of the F32 values, which hold every MXFP8 number exactly."""
-    values = mxfp8.dequantize_mxfp8(_tensor(codes_OK), _tensor(scale_OG))
-    return _arrays(nvfp4.quantize_nvfp4(values, _scalar(s2)))
+    return _quantize_nvfp4(mxfp8.dequantize_mxfp8(_tensor(codes_OK), _tensor(scale_OG)), s2, choice)
 
 
-def quantize_nvfp4_from_f32(values_OK: F32, s2: np.float32) -> tuple[U8, U8, F64]:
-    """F32 to NVFP4."""
-    return _arrays(nvfp4.quantize_nvfp4(_tensor(values_OK), _scalar(s2)))
+def quantize_nvfp4_from_f32(
+    values_OK: F32 | U16, s2: np.float32, choice: ScaleChoice = MAX_SCALES
+) -> tuple[U8, U8, F64]:
+    """F32, or BF16 bits, to NVFP4."""
+    return _quantize_nvfp4(_widened(values_OK), s2, choice)
 
 
-def quantize_mxfp8_from_f32(values_OK: F32) -> tuple[U8, U8, F64]:
-    """F32 to MXFP8."""
-    return _arrays(mxfp8.quantize_mxfp8(_tensor(values_OK)))
+def quantize_mxfp8_from_f32(values_OK: F32 | U16) -> tuple[U8, U8, F64]:
+    """F32, or BF16 bits, to MXFP8."""
+    return _arrays(mxfp8.quantize_mxfp8(_widened(values_OK)))
 
 
 def dequantize_mxfp8_bf16(codes_OK: U8, scale_OG: U8) -> U16:
@@ -65,6 +68,22 @@ def dequantize_nvfp4_f32(packed_OP: U8, scale_OB: U8, s2: np.float32) -> F32:
     """NVFP4 to F32."""
     values = nvfp4.dequantize_nvfp4(_tensor(packed_OP), _tensor(scale_OB), _scalar(s2))
     return cast(F32, values.numpy())
+
+
+def _widened(values_OK: F32 | U16) -> Tensor:
+    if values_OK.dtype == np.uint16:
+        return _tensor(values_OK).view(torch.bfloat16).to(torch.float32)
+    return _tensor(values_OK)
+
+
+def _quantize_nvfp4(
+    values_OK: Tensor, s2: np.float32, choice: ScaleChoice
+) -> tuple[U8, U8, F64]:
+    weights = None if choice.importance_K is None else _tensor(choice.importance_K)
+    packed, scale, rows = _arrays(
+        nvfp4.quantize_nvfp4(values_OK, _scalar(s2), choice.search, weights)
+    )
+    return packed, scale, rows if choice.errors else rows[:0]
 
 
 def _arrays(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[U8, U8, F64]:

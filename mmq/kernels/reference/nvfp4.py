@@ -32,6 +32,7 @@ from .e4m3 import (
     encode_e2m1,
     encode_e4m3,
 )
+from .scale_search import four_over_six_scale, scale_with_least_error
 
 BLOCK = 16
 
@@ -54,9 +55,23 @@ def quantize_elements(values_OK: Tensor, scale_OB: Tensor, s2: Tensor) -> Tensor
     return encode_e2m1(in_blocks(values_OK, BLOCK) / step_OB1).flatten(1)
 
 
-def quantize_nvfp4(values_OK: Tensor, s2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def choose_scale(
+    values_OK: Tensor, s2: Tensor, search: str = "max", importance_K: Tensor | None = None
+) -> Tensor:
+    """E4M3 codes U8 [O, K/16] by the rule `search`: "max", "mse" or "four-over-six"."""
+    first_OB = max_scale(values_OK, s2)
+    if search == "mse":
+        return scale_with_least_error(values_OK, first_OB, s2, importance_K)
+    if search == "four-over-six":
+        return four_over_six_scale(values_OK, first_OB, s2, importance_K)
+    return first_OB
+
+
+def quantize_nvfp4(
+    values_OK: Tensor, s2: Tensor, search: str = "max", importance_K: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Finite F32 [O, K] to packed U8 [O, K/2], scales U8 [O, K/16], per-row errors F64 [O, 3]."""
-    scale_OB = max_scale(values_OK, s2)
+    scale_OB = choose_scale(values_OK, s2, search, importance_K)
     codes_OK = quantize_elements(values_OK, scale_OB, s2)
     # Errors are taken against the exact product, which F64 holds: 2 + 4 + 24 significant bits.
     exact_step_OB1 = (decode_e4m3(scale_OB).double() * s2.double())[..., None]
