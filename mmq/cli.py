@@ -137,6 +137,14 @@ def _outcome(
     show_default=True, help="KV-cache format that the config declares.",
 )  # fmt: skip
 @click.option(
+    "--scale-search", type=click.Choice(["mse", "max", "four-over-six"]), default="max",
+    show_default=True, help="How NVFP4 block scales are chosen: least error, or as ModelOpt does.",
+)  # fmt: skip
+@click.option(
+    "--importance", metavar="FILE",
+    help="Channel weights for the search's errors (safetensors, one F32 [K] per projection).",
+)  # fmt: skip
+@click.option(
     "--ignore", multiple=True, metavar="PATTERN",
     help="Leave modules as they are: fnmatch over full module names; repeatable.",
 )  # fmt: skip
@@ -193,6 +201,7 @@ def _options(target: dict[str, Any]) -> ConvertOptions:
     allow = target.pop("allow_nonfinite_passthrough")
     target["kv_scales"] = _expanded(target["kv_scales"])
     target["experts_from"] = _expanded(target["experts_from"])
+    target["importance"] = _expanded(target["importance"])
     return ConvertOptions(max_shard_bytes=max_shard, allow_nonfinite=allow, **target)
 
 

@@ -256,7 +256,7 @@ def test_convert_hands_over_every_option(
     command = "--to nvfp4 --layout minimax --mtp keep --input-scales unit --kv-scales unit"
     command += " --kv-format fp8 --ignore a.* --ignore b --experts-from ~/bf16"
     command += " --max-shard-size 4GB --jobs 7 --restart --overwrite --strict --hash-source"
-    command += " --allow-nonfinite-passthrough"
+    command += " --allow-nonfinite-passthrough --scale-search mse --importance ~/weights"
     assert main(["convert", "SRC", "OUT", *command.split()]) == 0
     ((source, out, options, settings, _),) = calls
     assert (source, out) == ("SRC", Path("OUT"))
@@ -264,7 +264,7 @@ def test_convert_hands_over_every_option(
         "to": "nvfp4", "layout": "minimax", "mtp": "keep", "input_scales": "unit",
         "kv_scales": "unit", "kv_format": "fp8", "ignore": ["a.*", "b"],
         "max_shard_bytes": 4_000_000_000, "experts_from": str(tmp_path / "bf16"),
-        "allow_nonfinite": True,
+        "allow_nonfinite": True, "scale_search": "mse", "importance": str(tmp_path / "weights"),
     }  # fmt: skip
     assert settings == mmq.convert.run.RunSettings(7, True, True, True, True)
     assert capsys.readouterr().out == "OUT is finished\n"

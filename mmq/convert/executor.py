@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from mmq.convert.memory import MemorySampler
 from mmq.convert.work import WorkUnit
 from mmq.convert.writer import PARTIAL, AtomicFile
-from mmq.errors import IncompleteError, MmqError
+from mmq.errors import IncompleteError, MachineError, MmqError
 
 #: Workers report progress after this many output bytes.
 _PROGRESS_BYTES = 64 << 20
@@ -209,6 +209,8 @@ def _work(pipe: Connection, context: UnitContext) -> None:
             result = run_unit(unit, context, lambda n: pipe.send(("progress", n)))
         except MmqError as error:
             message: tuple[str, Any] = ("error", error)
+        except MemoryError:
+            message = ("error", MachineError("out-of-memory", "not enough memory", hint="--jobs 1"))
         except Exception as error:
             message = ("error", RuntimeError(f"{unit.filename}: {type(error).__name__}: {error}"))
         else:

@@ -59,7 +59,7 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
         "numerics_version": NUMERICS_VERSION,
         "options": plan.options.as_dict(),
         "source": source_identity(plan.source),
-        "experts": source_identity(plan.experts) if plan.experts else {},
+        "others": {origin: source_identity(other) for origin, other in plan.others.items()},
         "config_sha256": hashlib.sha256(config.encode("utf-8")).hexdigest(),
         "plan_sha256": digest.hexdigest(),
     }
@@ -77,7 +77,7 @@ def lasting(value: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **value,
         "source": without_times(value["source"]),
-        "experts": without_times(value["experts"]),
+        "others": {origin: without_times(other) for origin, other in value["others"].items()},
     }
 
 

@@ -9,6 +9,7 @@ from mmq.errors import UsageError
 from mmq.quantize.layouts import LAYOUTS, Nvfp4Layout
 
 TARGETS = ("nvfp4", "mxfp8", "bf16")
+SCALE_SEARCHES = ("max", "mse", "four-over-six")
 KV_FORMATS = ("auto", "nvfp4", "fp8", "none")
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -24,6 +25,9 @@ class ConvertOptions:
         input_scales: unit (1.0 beside every NVFP4 projection) or none.
         kv_scales: analytic, unit, none, or the path of a scales file.
         kv_format: KV-cache format the config declares.
+        scale_search: how NVFP4 block scales are chosen: mse (least error), max (as ModelOpt) or
+            four-over-six.
+        importance: file of channel weights for the search, or None.
         ignore: fnmatch patterns over full module names that stay as they are.
         max_shard_bytes: upper bound of a shard's payload; a tensor is never split.
         experts_from: BF16 checkpoint whose experts are quantised instead of the source's.
@@ -36,6 +40,8 @@ class ConvertOptions:
     input_scales: str | None = None
     kv_scales: str | None = None
     kv_format: str = "auto"
+    scale_search: str = "max"
+    importance: str | None = None
     ignore: tuple[str, ...] = ()
     max_shard_bytes: int = DEFAULT_SHARD_BYTES
     experts_from: str | None = None
@@ -51,6 +57,13 @@ class ConvertOptions:
         _choice("--layout", self.layout, tuple(LAYOUTS))
         _choice("--mtp", self.mtp, ("drop", "keep"))
         _choice("--kv-format", self.kv_format, KV_FORMATS)
+        _choice("--scale-search", self.scale_search, SCALE_SEARCHES)
+        if self.importance and (self.to != "nvfp4" or self.scale_search == "max"):
+            raise UsageError(
+                "option-conflict",
+                "--importance weighs the errors of a scale search",
+                hint="--to nvfp4 --scale-search mse",
+            )
         if self.max_shard_bytes <= 0:
             raise UsageError("option-value", "--max-shard-size must be positive")
         to_nvfp4 = self.to == "nvfp4"

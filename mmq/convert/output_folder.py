@@ -14,6 +14,7 @@ from mmq.convert.journal import FOLDER, Journal, fingerprint_diff, lasting
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile
+from mmq.convert.work import IMPORTANCE, SOURCE
 from mmq.convert.writer import PARTIAL, disk_error
 from mmq.errors import BadInputError, MmqError, RefusedError, UsageError
 
@@ -33,9 +34,7 @@ def refuse_overlap(plan: ConversionPlan, side_files: list[SideFile], out: Path) 
     """
     dst = out.resolve()
     read = [side.path for side in side_files]
-    for source in (plan.source, plan.experts):
-        if source is None:
-            continue
+    for origin, source in {SOURCE: plan.source, **plan.others}.items():
         if source.root is None:
             raise UsageError(
                 "source-has-no-weights",
@@ -45,6 +44,8 @@ def refuse_overlap(plan: ConversionPlan, side_files: list[SideFile], out: Path) 
             )
         src = source.root.resolve()
         read += [shard.path for shard in source.shards.values()]
+        if origin == IMPORTANCE:  # a file, not a folder of its own
+            continue
         if src == dst or src in dst.parents or dst in src.parents:
             raise _overlap(out, f"{dst} and {src}")
     for path in read:
@@ -189,8 +190,8 @@ def _differences(out: Path, fingerprint: Mapping[str, Any]) -> list[str]:
     if stored != wanted:
         return fingerprint_diff(stored if isinstance(stored, dict) else {}, wanted)
     finished = (out / INDEX_NAME).stat().st_mtime_ns
-    shards = {**fingerprint["source"], **fingerprint["experts"]}
-    newer = [f"{name}: newer than the output" for name, shard in shards.items()
+    read = (fingerprint["source"], *fingerprint["others"].values())
+    newer = [f"{name}: newer than the output" for shards in read for name, shard in shards.items()
              if shard["mtime_ns"] > finished]  # fmt: skip
     files = [(out / entry["name"], entry["bytes"]) for entry in manifest.get("files", [])]
     damaged = [f"{path.name}: absent or of another size" for path, nbytes in files

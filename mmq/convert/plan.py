@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.completeness import check_architecture, check_complete
+from mmq.convert.importance import open_importance
 from mmq.convert.modules import NVFP4_LAYOUT_OF, PLAIN, Module, group_modules
 from mmq.convert.options import ConvertOptions
 from mmq.convert.plan_tasks import TaskBuilder
 from mmq.convert.safetensors_header import TensorInfo, header_bytes
-from mmq.convert.work import Task, WorkUnit
+from mmq.convert.work import EXPERTS, IMPORTANCE, Task, WorkUnit
 from mmq.errors import BadInputError, UsageError
 from mmq.quantize.architecture import Role, natural_key
 from mmq.quantize.formats import DTYPE_BITS
@@ -43,10 +44,11 @@ class ConversionPlan:
         quantised: modules whose format changes.
         ignored: what each --ignore pattern matched.
         findings: warnings and notes about source and options.
+        others: what tasks read besides the source, by origin (--experts-from, --importance).
     """
 
     source: Checkpoint
-    experts: Checkpoint | None
+    others: Mapping[str, Checkpoint]
     options: ConvertOptions
     modules: Mapping[str, Module]
     units: tuple[WorkUnit, ...]
@@ -92,7 +94,7 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     modules = group_modules(source.tensors)
     keeps_mtp = options.mtp == "keep" or options.to != "nvfp4"
     findings = [*source.notes, *check_complete(source, modules, mtp=keeps_mtp)]
-    experts = open_checkpoint(options.experts_from) if options.experts_from else None
+    others = _others(options)
     candidates = _candidates(modules, options)
     ignored, reports = apply_ignore(options.ignore, modules, frozenset(candidates))
     _check_ignorable(options, [modules[n] for n in candidates if n in ignored])
@@ -103,13 +105,22 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     findings.extend(_split_findings({n: modules[n].role for n in candidates}, ignored))
     findings.extend(_layout_findings(source, options))
 
-    builder = TaskBuilder(source, modules, options, quantised, experts)
+    builder = TaskBuilder(source, modules, options, quantised, others)
     groups, dropped = _collect(builder, modules)
     units = tuple(_pack(groups, options.max_shard_bytes))
     return ConversionPlan(
-        source, experts, options, modules, units, quantised,
+        source, others, options, modules, units, quantised,
         tuple(Dropped(t, r) for t, r in dropped), reports, tuple(findings),
     )  # fmt: skip
+
+
+def _others(options: ConvertOptions) -> dict[str, Checkpoint]:
+    others = {}
+    if options.experts_from:
+        others[EXPERTS] = open_checkpoint(options.experts_from)
+    if options.importance:
+        others[IMPORTANCE] = open_importance(options.importance)
+    return others
 
 
 def _candidates(modules: Mapping[str, Module], options: ConvertOptions) -> dict[str, None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint
 from mmq.convert.completeness import config_count
+from mmq.convert.importance import importance_of
 from mmq.convert.kv_scales_file import read_kv_scales
 from mmq.convert.modules import NVFP4_LAYOUT_OF, Module, group_modules
 from mmq.convert.options import ConvertOptions
@@ -14,6 +15,7 @@ from mmq.convert.relayout import StoredScalars, read_stored_scalars
 from mmq.convert.safetensors_header import TensorInfo
 from mmq.convert.work import (
     EXPERTS,
+    IMPORTANCE,
     SOURCE,
     AnalyticKScale,
     AnalyticVScale,
@@ -51,7 +53,7 @@ class TaskBuilder:
 
     Args:
         quantised: modules whose format changes, as policy and --ignore decided.
-        experts: the --experts-from checkpoint, or None.
+        others: what is read besides the source, by origin.
     """
 
     def __init__(
@@ -60,13 +62,14 @@ class TaskBuilder:
         modules: Mapping[str, Module],
         options: ConvertOptions,
         quantised: frozenset[str],
-        experts: Checkpoint | None,
+        others: Mapping[str, Checkpoint],
     ) -> None:
         self.modules = modules
         self.options = options
         self.quantised = quantised
         self.layout: Nvfp4Layout = LAYOUTS[options.layout]
-        self.experts = group_modules(experts.tensors) if experts else None
+        self.experts = group_modules(others[EXPERTS].tensors) if EXPERTS in others else None
+        self.importance = others.get(IMPORTANCE)
         self.head_dim = config_count(source.text_config, "head_dim")
         normed = source.text_config.get("use_qk_norm", True)
         self.qk_norm = source.text_config.get("qk_norm_type") if normed else "no norm"
@@ -163,7 +166,10 @@ class TaskBuilder:
                 continue
             weights = tuple(self._expert_weight(m) for m in share)
             results = tuple(self._nvfp4_outputs(m) for m in share)
-            yield QuantizeNvfp4(weights, results, self.layout.divisor)
+            weigh = self.importance
+            importance = tuple(importance_of(weigh, m) for m in share) if weigh else ()
+            search = self.options.scale_search
+            yield QuantizeNvfp4(weights, results, self.layout.divisor, search, importance)
             for module in share:
                 taken = weight_source(module).tensors
                 yield from self._rest(module, taken, "replaced by NVFP4 scalars")

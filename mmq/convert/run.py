@@ -32,7 +32,7 @@ from mmq.convert.plan import ConversionPlan, build_plan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile, list_side_files
 from mmq.convert.tasks import TensorRow
-from mmq.convert.work import EXPERTS, SOURCE
+from mmq.convert.work import SOURCE
 from mmq.convert.writer import file_sha256, write_file
 from mmq.errors import BadInputError, MachineError, VerdictError
 from mmq.report.findings import Finding
@@ -144,8 +144,8 @@ def _run(
 
 def _context(plan: ConversionPlan, out: Path) -> UnitContext:
     paths = {SOURCE: {n: s.path for n, s in plan.source.shards.items()}}
-    if plan.experts:
-        paths[EXPERTS] = {n: s.path for n, s in plan.experts.shards.items()}
+    for origin, other in plan.others.items():
+        paths[origin] = {n: s.path for n, s in other.shards.items()}
     gemma = bool(plan.source.text_config.get("use_gemma_norm", True))
     return UnitContext(out, paths, plan.options.allow_nonfinite, gemma)
 
@@ -188,8 +188,8 @@ def _check_free_space(out: Path, nbytes: int) -> None:
 
 def _check_unchanged(plan: ConversionPlan) -> None:
     """A source that was rewritten while we read it gave a mixture; say so instead of finishing."""
-    for checkpoint in (plan.source, plan.experts):
-        for shard in checkpoint.shards.values() if checkpoint else ():
+    for checkpoint in (plan.source, *plan.others.values()):
+        for shard in checkpoint.shards.values():
             try:
                 stat = shard.path.stat()
             except FileNotFoundError:

@@ -49,7 +49,9 @@ def list_side_files(source: Checkpoint) -> tuple[list[SideFile], list[Finding]]:
         return [], []
     files: list[SideFile] = []
     notes: list[Finding] = []
-    for path, name in _walk(source.root, source.root, set()):
+    # a link back to a folder above would bring in its neighbours, and the source again
+    above = set(source.root.resolve().parents)
+    for path, name in _walk(source.root, source.root, above):
         if name in source.shards or name in _REPLACED_NAMES or name == source.index_name:
             continue
         top = name.partition("/")[0]

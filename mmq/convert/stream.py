@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmq.convert.safetensors_header import TensorInfo, unreadable
-from mmq.convert.work import SOURCE, WeightSource
+from mmq.convert.work import IMPORTANCE, SOURCE, WeightSource
 from mmq.errors import BadInputError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -128,3 +128,22 @@ class WeightRows:
         scale_row = scale.nbytes // self._weight.shape[0]
         block = read(scale, first * scale_row, count * scale_row, origin)
         return codes, block.reshape(count, scale_row)
+
+
+def read_importance(reader: SourceReader, tensor: TensorInfo) -> npt.NDArray[np.float32]:
+    """The weights, checked.
+
+    Raises:
+        BadInputError: negative or not finite.
+    """
+    weights = reader.whole(tensor, IMPORTANCE).view("<f4").astype(np.float32)
+    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if bad.size:
+        raise BadInputError(
+            "importance-value",
+            f"{tensor.name} has {bad.size} weight(s) that are negative or not finite",
+            where=f"{tensor.name}[{int(bad[0])}]",
+            got=weights[bad[0]],
+            expected="finite, at least 0",
+        )
+    return weights

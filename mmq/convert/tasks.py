@@ -12,7 +12,7 @@ import numpy as np
 from mmq.convert.modules import NVFP4_LAYOUT_OF
 from mmq.convert.safetensors_header import TensorInfo
 from mmq.convert.scan import Scan, scan_dtype
-from mmq.convert.stream import Bytes, SourceReader, WeightRows
+from mmq.convert.stream import Bytes, SourceReader, WeightRows, read_importance
 from mmq.convert.work import (
     AnalyticKScale,
     AnalyticVScale,
@@ -134,18 +134,16 @@ def _piece_amax(weight: WeightSource, codes: Bytes, scale: Bytes | None) -> np.f
 def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
     sources = [WeightRows(context.reader, w) for w in task.weights]
     amax = max(_checked_amax(w, r) for w, r in zip(task.weights, sources, strict=True))
-    s2 = nvfp4_global_scale(amax)
+    s2 = nvfp4_global_scale(amax, task.search)
     written = reciprocal_scale(s2) if task.divisor else s2
-    for weight, rows, result in zip(task.weights, sources, task.results, strict=True):
+    for i, (weight, rows, result) in enumerate(
+        zip(task.weights, sources, task.results, strict=True)
+    ):
+        weigh = read_importance(context.reader, task.importance[i]) if task.importance else None
         error = ops.ErrorSums()
         scales: list[Bytes] = []
         for codes, scale in rows:
-            if scale is not None:
-                block = ops.quantize_nvfp4_from_mxfp8(codes, scale, s2, running=error)
-            else:
-                dtype = weight.weight.dtype
-                values = as_storage(codes, dtype)
-                block = ops.quantize_nvfp4_from_float(values, dtype, s2, running=error)
+            block = _nvfp4_piece(weight, codes, scale, s2, task.search, weigh, error)
             context.emit(block.packed)
             scales.append(block.scale)
             error = block.error
@@ -162,6 +160,20 @@ def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
                 other_scalars=_unless_exact(f"{weight.module}.weight_scale_2", written, s2),
             )
         )  # fmt: skip
+
+
+def _nvfp4_piece(
+    weight: WeightSource, codes: Bytes, scale: Bytes | None, s2: np.float32, search: str,
+    importance: np.ndarray[Any, np.dtype[np.float32]] | None, running: ops.ErrorSums,
+) -> ops.Nvfp4:  # fmt: skip
+    if scale is not None:
+        return ops.quantize_nvfp4_from_mxfp8(
+            codes, scale, s2, search=search, importance=importance, running=running
+        )
+    dtype = weight.weight.dtype
+    return ops.quantize_nvfp4_from_float(
+        as_storage(codes, dtype), dtype, s2, search=search, importance=importance, running=running
+    )
 
 
 def _unless_exact(name: str, written: np.float32, other: np.float32) -> tuple[tuple[str, str], ...]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from mmq.convert.safetensors_header import TensorInfo
 from mmq.quantize.formats import tensor_nbytes
 
-#: Which checkpoint a task reads: the source, or the one given by --experts-from.
-SOURCE, EXPERTS = "source", "experts"
+#: Which file a task reads: the source, or the one given by --experts-from or --importance.
+SOURCE, EXPERTS, IMPORTANCE = "source", "experts", "importance"
 
 
 class Output(NamedTuple):
@@ -82,11 +82,19 @@ class Nvfp4Outputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuantizeNvfp4:
-    """Projections that share one global scale (w1 with w3; w2 alone) become NVFP4."""
+    """Projections that share one global scale (w1 with w3; w2 alone) become NVFP4.
+
+    Attributes:
+        divisor: whether the layout stores 1/s2.
+        search: how block scales are chosen (`--scale-search`).
+        importance: channel weights of each projection, or nothing.
+    """
 
     weights: tuple[WeightSource, ...]
     results: tuple[Nvfp4Outputs, ...]
     divisor: bool
+    search: str
+    importance: tuple[TensorInfo, ...] = ()
 
     @property
     def outputs(self) -> tuple[Output, ...]:

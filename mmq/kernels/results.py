@@ -15,6 +15,7 @@ U8: TypeAlias = npt.NDArray[np.uint8]
 U16: TypeAlias = npt.NDArray[np.uint16]
 F32: TypeAlias = npt.NDArray[np.float32]
 F64: TypeAlias = npt.NDArray[np.float64]
+I64: TypeAlias = npt.NDArray[np.int64]
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 
@@ -65,13 +66,13 @@ class ScaleChoice(NamedTuple):
 
     Attributes:
         search: "max", "mse" or "four-over-six".
-        importance_K: F32 [K], finite and not negative: what a squared error in each input column
+        importance: F32 [K], finite and not negative: what a squared error in each input column
             counts. None: every column counts 1.
         errors: whether to compute the error sums.
     """
 
     search: str = "max"
-    importance_K: F32 | None = None
+    importance: F32 | None = None
     errors: bool = True
 
 

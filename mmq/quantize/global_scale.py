@@ -49,7 +49,7 @@ def nvfp4_global_scale(amax: np.float32, search: str = "max") -> np.float32:
     Returns:
         A normal, positive F32 whose reciprocal is finite, and 1 for an all-zero tensor. "max":
         amax / 2688, raised to 2^−126 where that would be subnormal. Others: 19/16 · 2^−n, n at most
-        126. No upper clamp is needed: the largest F32 gives 1.27e35 and 3.16e35, whose reciprocals
+        126. No upper clamp is needed: the largest F32 gives 1.27e35 and 3.95e35, whose reciprocals
         are still normal.
 
     Raises:

@@ -140,6 +140,13 @@ def _available(options: ConvertOptions, expectation: Expectation) -> ConvertOpti
             " there; their values are compared with the source's"
         )
         options = replace(options, experts_from=None)
+    if options.importance and not Path(options.importance).expanduser().is_file():
+        expectation.exact = False
+        expectation.skipped.append(
+            f"byte comparison of experts: their errors were weighed by {options.importance}, which"
+            " is not there; their values are compared with the source's"
+        )
+        options = replace(options, importance=None)
     return options
 
 

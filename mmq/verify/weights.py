@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from mmq.console import Console
 from mmq.convert.work import (
-    EXPERTS,
     SOURCE,
     AnalyticKScale,
     AnalyticVScale,
@@ -73,8 +72,9 @@ def _context(subject: Subject, expectation: Expectation) -> JobContext:
         SOURCE: {n: s.path for n, s in expectation.source.shards.items()},
         OUT: subject.paths,
     }
-    if expectation.plan is not None and expectation.plan.experts is not None:
-        paths[EXPERTS] = {n: s.path for n, s in expectation.plan.experts.shards.items()}
+    if expectation.plan is not None:
+        for origin, other in expectation.plan.others.items():
+            paths[origin] = {n: s.path for n, s in other.shards.items()}
     gemma = bool(expectation.source.text_config.get("use_gemma_norm", True))
     return JobContext(paths, subject.tensors, gemma, expectation.exact)
 

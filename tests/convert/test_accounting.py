@@ -89,7 +89,10 @@ def all_options(kv_file):
         (None, "analytic", "unit", "none", kv_file), (None, "unit", "none"),
         ((), ("*.layers.1.block_sparse_moe.experts.*", "*q_proj")), (40_000, 10**9),
     ):  # fmt: skip
-        yield ConvertOptions(to, layout, mtp, scales, kv, "auto", ignore, size)
+        yield ConvertOptions(
+            to=to, layout=layout, mtp=mtp, input_scales=scales, kv_scales=kv, ignore=ignore,
+            max_shard_bytes=size,
+        )  # fmt: skip
 
 
 #: Why a combination may be refused; anything else is a failure.

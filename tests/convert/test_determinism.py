@@ -13,6 +13,7 @@ from m3_source import hashes
 OF_THE_SOURCE = ("mmq-convert.json", "mmq-manifest.json")
 OPTIONS = ("--max-shard-size", "100KB")
 LAYOUTS = [("--layout", "modelopt"), ("--layout", "minimax"), ("--to", "bf16")]
+SEARCHES = [("--scale-search", "mse"), ("--scale-search", "four-over-six")]
 
 
 def converted(source, out, *options, jobs="1"):
@@ -27,7 +28,7 @@ def base():
     return source
 
 
-@pytest.mark.parametrize("options", LAYOUTS, ids=" ".join)
+@pytest.mark.parametrize("options", [*LAYOUTS, *SEARCHES], ids=" ".join)
 def test_jobs_do_not_matter(tmp_path, options):
     folder = base().write(tmp_path / "src")
     one = hashes(converted(folder, tmp_path / "1", *options))
@@ -35,7 +36,7 @@ def test_jobs_do_not_matter(tmp_path, options):
     assert hashes(converted(folder, tmp_path / "2", *options, jobs="2")) == one
 
 
-@pytest.mark.parametrize("options", LAYOUTS, ids=" ".join)
+@pytest.mark.parametrize("options", [*LAYOUTS, *SEARCHES], ids=" ".join)
 def test_twice_is_the_same(tmp_path, options):
     folder = base().write(tmp_path / "src")
     first = hashes(converted(folder, tmp_path / "1", *options))

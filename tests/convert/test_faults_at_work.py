@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from m3_source import INDEX, Source, hashes, read_folder, sha256
 from test_reading_shards import refused
 
 from mmq.convert import stream
+from mmq.convert.writer import AtomicFile
 
 MANY = ("--max-shard-size", "100KB")
 
@@ -40,7 +42,8 @@ def in_pieces(monkeypatch):
     return lambda nbytes: monkeypatch.setattr(stream, "CHUNK_BYTES", nbytes)
 
 
-@pytest.mark.parametrize("options", [(), ("--layout", "minimax"), ("--to", "bf16")], ids=str)
+@pytest.mark.parametrize("options", [(), ("--layout", "minimax"), ("--to", "bf16"),
+                                     ("--scale-search", "mse")], ids=str)  # fmt: skip
 @pytest.mark.parametrize("nbytes", [256, 4096, 24_576])
 def test_pieces_do_not_change_bytes(tmp_path, in_pieces, nbytes, options):
     folder = good().write(tmp_path / "src")
@@ -85,6 +88,40 @@ def test_a_source_of_links_into_the_output(tmp_path, flag):
     (error,) = [e for e in events if e["event"] == "error"]
     assert (code, error["id"]) == (7, "output-overlaps-source")
     assert {p: sha256(p) for p in real.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("error, id", [(errno.ENOSPC, "disk-full"), (errno.EDQUOT, "disk-full"),
+                                       (errno.EIO, "write-failed")])  # fmt: skip
+@pytest.mark.parametrize("name", ["model-00003-of-00009.safetensors", "tensors.csv", INDEX])
+def test_W4_a_full_disk_at_any_file(convert, tmp_path, monkeypatch, error, id, name):
+    real = AtomicFile.write
+
+    def write(self, data):
+        if self.path.name == name and self._size == 0:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", lambda fd, view: _raise(OSError(error, "as told")))
+                return real(self, data)
+        return real(self, data)
+
+    monkeypatch.setattr(AtomicFile, "write", write)
+    outcome = convert(good(), *MANY)
+    assert (outcome.code, outcome.error["id"]) == (6, id)
+    assert name in outcome.error["message"] and "free" in outcome.error["got"]
+    assert not outcome.finished and not list(outcome.out.rglob("*.partial"))
+    monkeypatch.undo()
+    assert convert(tmp_path / "src", *MANY).code == 0
+
+
+def _raise(error):
+    raise error
+
+
+def test_a_link_to_a_folder_above_is_not_followed(convert, tmp_path, good_output):
+    folder = good().write(tmp_path / "src")
+    (tmp_path / "neighbour.txt").write_bytes(b"not the model's")
+    (folder / "up").symlink_to("..")
+    (folder / "figures" / "self").symlink_to("..")
+    assert convert(folder).hashes == good_output.hashes
 
 
 def test_hash_source_fills_the_manifest(convert, good_folder, tmp_path):

@@ -59,18 +59,18 @@ def headers(draw):
         kind = draw(
             st.sampled_from(["dtype", "shape", "data_offsets", "entry", "drop", "key", "add"])
         )
-        entry = header.get(name)
+        spec = header.get(name)
         if kind == "drop":
             header.pop(name, None)
         elif kind == "add":
             header[draw(st.text(max_size=5))] = draw(_JSON)
-        elif kind == "key" and isinstance(entry, dict):
-            entry[draw(st.text(max_size=5))] = draw(_JSON)
-        elif kind == "entry" or not isinstance(entry, dict):
+        elif kind == "key" and isinstance(spec, dict):
+            spec[draw(st.text(max_size=5))] = draw(_JSON)
+        elif kind == "entry" or not isinstance(spec, dict):
             header[name] = draw(_JSON)
         else:
             values = {"dtype": _DTYPES, "shape": _SHAPES, "data_offsets": _OFFSETS}
-            entry[kind] = draw(values[kind])
+            spec[kind] = draw(values[kind])
     return header
 
 
@@ -127,34 +127,44 @@ def test_flipped_bytes_and_cuts(tmp_path, flips, cut):
     read(tmp_path, bytes(raw[:cut]))
 
 
-NESTED = {
-    "lists": b"[" * 1_000_000,
-    "objects": b'{"a":' * 200_000,
-    "closed": b"[" * 50_000 + b"]" * 50_000,
-    "in an entry": b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
-    "long number": b'{"a": ' + b"9" * 100_000 + b"}",
-    "twice": b'{"a":1,"a":2}',
-    "entry twice": b'{"a":{"dtype":"U8","dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
-    "metadata of numbers": b'{"__metadata__":{"format":1}}',
-    "metadata of lists": b'{"__metadata__":[]}',
-    "NaN": b'{"a":{"dtype":"U8","shape":[NaN],"data_offsets":[0,0]}}',
-    "Infinity": b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,Infinity]}}',
-    "bool": b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}',
-    "float": b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0.0,0.0]}}',
-    "negative": b'{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}',
-    "product beyond 64 bits": b'{"a":{"dtype":"U8","shape":[4294967296,4294967296],'
-    b'"data_offsets":[0,0]}}',
-    "product that wraps to 0": b'{"a":{"dtype":"F32","shape":[4611686018427387904],'
-    b'"data_offsets":[0,0]}}',
-    "half a byte": b'{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,0]}}',
-    "surrogate": rb'{"\ud800":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
-    "byte order mark": b"\xef\xbb\xbf{}",
+def entry(shape, offsets, dtype="U8"):
+    return f'{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}'.encode()
+
+
+BOMBS = {
+    "lists": (b"[" * 1_000_000, "header-not-json"),
+    "objects": (b'{"a":' * 200_000, "header-not-json"),
+    "closed": (b"[" * 50_000 + b"]" * 50_000, "header-not-json"),
+    "in an entry": (b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "header-not-json"),
+    "long number": (b'{"a": ' + b"9" * 100_000 + b"}", "header-not-json"),
+    "twice": (b'{"a":1,"a":2}', "header-not-json"),
+    "entry twice": (
+        entry("[0]", "[0,0]").replace(b'"U8"', b'"U8","dtype":"U8"'),
+        "header-not-json",
+    ),
+    "metadata of numbers": (b'{"__metadata__":{"format":1}}', "header-metadata"),
+    "metadata of lists": (b'{"__metadata__":[]}', "header-metadata"),
+    "NaN": (entry("[NaN]", "[0,0]"), "header-shape"),
+    "Infinity": (entry("[0]", "[0,Infinity]"), "header-offsets"),
+    "bool": (entry("[true]", "[0,1]"), "header-shape"),
+    "bool offset": (entry("[1]", "[false,true]"), "header-offsets"),
+    "float": (entry("[0]", "[0.0,0.0]"), "header-offsets"),
+    "negative": (entry("[-1,-1]", "[0,1]"), "header-shape"),
+    "too many dimensions": (entry(str([1] * 65), "[0,1]"), "header-shape"),
+    "beyond 63 bits": (entry(f"[{2**63}]", f"[0,{2**63}]"), "header-shape"),
+    "product beyond 64 bits": (entry(f"[{2**32},{2**32}]", "[0,0]"), "header-size-mismatch"),
+    "product that wraps": (entry(f"[{2**62}]", "[0,0]", "F32"), "header-size-mismatch"),
+    "half a byte": (entry("[1]", "[0,0]", "F4"), "header-shape"),
+    "dtype unknown": (entry("[1]", "[0,1]", "u8"), "dtype-unknown"),
+    "surrogate": (entry("[0]", "[0,0]").replace(b'"a"', rb'"\ud800"'), "header-not-json"),
+    "byte order mark": (b"\xef\xbb\xbf{}", "header-not-json"),
 }
 
 
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("name", BOMBS)
 def test_known_bombs(tmp_path, name):
-    assert isinstance(read(tmp_path, framed(NESTED[name])), str)
+    text, id = BOMBS[name]
+    assert read(tmp_path, framed(text) + b"\0") == id
 
 
 @pytest.mark.parametrize("length", [100, 10**8, 10**8 + 1, 2**40, 2**63, 2**64 - 1])
@@ -171,10 +181,10 @@ def test_a_claim_allocates_nothing(tmp_path, length):
 
 
 def test_a_shape_allocates_nothing(tmp_path):
-    entry = {"dtype": "U8", "shape": [2**62], "data_offsets": [0, 2**62]}
+    text = entry(f"[{2**62}]", f"[0,{2**62}]")
     tracemalloc.start()
     try:
-        assert read(tmp_path, framed(json.dumps({"a": entry}).encode())) == "shard-truncated"
+        assert read(tmp_path, framed(text)) == "shard-truncated"
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()

@@ -46,7 +46,7 @@ def test_Q1_w1_and_w3_share_the_scale_of_the_larger(convert, factor):
     for number in range(4):
         w3 = expert(1, number, "w3")
         source.set_values(w3, factor * source.values(w3))
-    out = convert(source).tensors
+    out = convert(source, "--scale-search", "max").tensors
     for n in (1, 2):
         for number in range(4):
             w1, w2, w3 = (expert(n, number, w) for w in ("w1", "w2", "w3"))
@@ -57,16 +57,19 @@ def test_Q1_w1_and_w3_share_the_scale_of_the_larger(convert, factor):
             assert out[f"{w2}.weight_scale_2"].f64() == own
 
 
-def test_Q1_shared_in_the_other_layout_too(convert):
+@pytest.mark.parametrize("search", ["max", "mse", "four-over-six"])
+@pytest.mark.parametrize("layout", ["modelopt", "minimax"])
+def test_Q1_shared_in_every_layout_and_search(convert, layout, search):
     source = good()
     source.set_values(W1, 16 * source.values(W1))
-    out = convert(source, "--layout", "minimax").tensors
-    w3 = W1.replace("w1", "w3")
-    assert out[f"{W1}.weight_global_scale"] == out[f"{w3}.weight_global_scale"]
+    out = convert(source, "--layout", layout, "--scale-search", search).tensors
+    name = {"modelopt": "weight_scale_2", "minimax": "weight_global_scale"}[layout]
+    assert out[f"{W1}.{name}"] == out[f"{W1.replace('w1', 'w3')}.{name}"]
 
 
 @pytest.mark.parametrize("exponent", [0, 120, 254])
-def test_Q2_all_zero_expert(convert, exponent):
+@pytest.mark.parametrize("search", ["max", "mse", "four-over-six"])
+def test_Q2_all_zero_expert(convert, search, exponent):
     source = good()
     for w in ("w1", "w2", "w3"):
         name = expert(1, 1, w)
@@ -74,7 +77,7 @@ def test_Q2_all_zero_expert(convert, exponent):
         source[f"{name}.weight"] = tensor("F8_E4M3", codes & 128)
         scale = source[f"{name}.weight_scale_inv"].bytes_as("u1")
         source[f"{name}.weight_scale_inv"] = tensor("U8", np.full_like(scale, exponent))
-    out = convert(source).tensors
+    out = convert(source, "--scale-search", search).tensors
     for w in ("w1", "w2", "w3"):
         s2 = out[f"{expert(1, 1, w)}.weight_scale_2"].f64()
         assert np.isfinite(s2) and s2 > 0
@@ -90,13 +93,14 @@ def _no_nan_scales(out):
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 30, 246])
-def test_Q2_extreme_exponents_stay_finite(convert, exponent):
+@pytest.mark.parametrize("search", ["max", "mse", "four-over-six"])
+def test_Q2_extreme_exponents_stay_finite(convert, search, exponent):
     """Denormal globals and the largest weights: finite, positive scales, and no NaN."""
     source = good()
     for w in ("w1", "w2", "w3"):
         name = f"{expert(1, 1, w)}.weight_scale_inv"
         source[name] = tensor("U8", np.full(source[name].shape, exponent))
-    out = convert(source).tensors
+    out = convert(source, "--scale-search", search).tensors
     for w in ("w1", "w2", "w3"):
         s2 = out[f"{expert(1, 1, w)}.weight_scale_2"].bytes_as("<f4")
         assert np.finfo(np.float32).smallest_normal <= s2 < np.inf
@@ -111,14 +115,15 @@ def test_Q2_values_beyond_f32_are_refused(convert):
     stopped(convert(source), "value-overflow", f"{W1}.weight")
 
 
-def test_Q3_zero_blocks_among_others(convert):
+@pytest.mark.parametrize("search", ["max", "mse", "four-over-six"])
+def test_Q3_zero_blocks_among_others(convert, search):
     source = good()
     values = source.values(W2)
     values[5, 16:32] = 0
     values[7, :32] = 0
     values[9, 0] = values.max() * 400  # a largest value that only just fits its block scale
     source.set_values(W2, values)
-    out = convert(source).tensors
+    out = convert(source, "--scale-search", search).tensors
     _no_nan_scales(out)
     got = decoded(out, W2)
     assert not got[5, 16:32].any() and not got[7, :32].any()

@@ -17,6 +17,9 @@ from m3_source import E4M3, INDEX, hashes, mxfp8_values, nvfp4_values, read_fold
 
 CASEGEN = Path(__file__).parents[2].parent / "shared" / "cases" / "casegen.py"
 
+#: The cases expect amax / 2688.
+OPTIONS = ("--scale-search", "max", "--jobs", "1")
+
 pytestmark = pytest.mark.skipif(not CASEGEN.is_file(), reason="the shared cases are not here")
 
 
@@ -48,7 +51,7 @@ def cases(tmp_path_factory):
 @pytest.fixture(scope="module")
 def good_case(cases):
     out = cases / "good.out"
-    return Outcome(*run_mmq("convert", cases / "good", out, "--jobs", "1"), out)
+    return Outcome(*run_mmq("convert", cases / "good", out, *OPTIONS), out)
 
 
 def _run(cases, name):
@@ -63,7 +66,7 @@ def _run(cases, name):
     else:
         arguments = [str(source), str(out), *arguments]
     before = snapshot(source)
-    outcome = Outcome(*run_mmq("convert", *arguments, "--jobs", "1"), out)
+    outcome = Outcome(*run_mmq("convert", *arguments, *OPTIONS), out)
     assert snapshot(source) == before, "the source was touched"
     return source, expect, outcome
 
@@ -216,7 +219,7 @@ def _permissions(source, outcome, good):
 
 
 def _partial_redone(source, outcome, good):
-    code, _, _ = run_mmq("convert", source, outcome.out, "--overwrite", "--jobs", "1")
+    code, _, _ = run_mmq("convert", source, outcome.out, "--overwrite", *OPTIONS)
     assert code == 0
     shards = {n: h for n, h in hashes(outcome.out).items() if n.endswith(".safetensors")}
     assert shards == {n: h for n, h in good.hashes.items() if n.endswith(".safetensors")}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mmq.kernels import ops
-from mmq.kernels.cpu import compiled, nvfp4_table
+from mmq.kernels.cpu import code_blocks, float_blocks, jit
 
 ONE = np.float32(1)
 
@@ -89,7 +89,8 @@ def test_any_memory_layout(random_mxfp8, backend):
     bits = ops.dequantize_mxfp8(codes, scale)
     plain = ops.quantize_nvfp4_from_mxfp8(codes, scale, ONE, backend=backend)
     plain_float = ops.quantize_nvfp4_from_float(bits, "BF16", ONE, backend=backend)
-    compiled_before = len(compiled.quantize_nvfp4_by_table.signatures)
+    kernels = code_blocks.quantize_nvfp4_codes_max, float_blocks.quantize_nvfp4_floats
+    compiled_before = [len(kernel.signatures) for kernel in kernels]
     gaps = np.repeat(codes, 2, axis=1)[:, ::2]
     frozen = np.frombuffer(codes.tobytes(), np.uint8).reshape(codes.shape)
     for form in (gaps, frozen, np.asfortranarray(codes)):
@@ -101,7 +102,7 @@ def test_any_memory_layout(random_mxfp8, backend):
         assert not unaligned.flags.aligned
         out = ops.quantize_nvfp4_from_float(unaligned, dtype, ONE, backend=backend)
         np.testing.assert_array_equal(out.packed, plain_float.packed)
-    assert len(compiled.quantize_nvfp4_by_table.signatures) == compiled_before
+    assert [len(kernel.signatures) for kernel in kernels] == compiled_before
 
 
 def test_inputs_are_not_written(random_mxfp8):
@@ -113,14 +114,6 @@ def test_inputs_are_not_written(random_mxfp8):
     assert codes.flags.writeable
     np.testing.assert_array_equal(codes, before[0])
     np.testing.assert_array_equal(scale, before[1])
-
-
-def test_threads_have_their_own_tables():
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(nvfp4_table._table.built))
-    thread.start()
-    thread.join()
-    assert seen[0] is not nvfp4_table._table.built
 
 
 def test_threads_do_not_disturb_each_other(random_mxfp8):
@@ -176,18 +169,33 @@ def test_without_numba_the_reference_serves_with_one_warning():
     assert done.stderr.count("numba cannot be imported") == 1
 
 
-def test_compiled_code_lives_in_one_file():
+def test_any_change_of_source_leaves_compiled_code_behind(tmp_path):
     """numba's disk cache misses changes in other files: callers would run stale arithmetic."""
-    package = Path(compiled.__file__).parent
-    jitted = {path.name for path in package.glob("*.py") if "numba.njit" in path.read_text("utf-8")}
-    decorated = {path.name for path in package.glob("*.py") if "@jit" in path.read_text("utf-8")}
-    assert jitted == decorated == {"compiled.py"}
-    imports = [
-        line for line in Path(compiled.__file__).read_text("utf-8").splitlines() if "import" in line
-    ]
-    assert [line for line in imports if line.startswith(("from .", "from mmq", "import mmq"))] == [
-        "from ..results import F32, F64, U8, U16, AnyArray"  # annotations only
-    ]
+    package = Path(jit.__file__).parent
+    assert jit.cache_folder().name == f"numba-{jit.source_digest(package)}"
+    for path in package.glob("*.py"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert jit.source_digest(tmp_path) == jit.source_digest(package)
+    seen = {jit.source_digest(package)}
+    for path in sorted(tmp_path.glob("*.py")):
+        path.write_text(path.read_text("utf-8") + "#", "utf-8")
+        assert jit.source_digest(tmp_path) not in seen
+        seen.add(jit.source_digest(tmp_path))
+    (tmp_path / "jit.py").rename(tmp_path / "jut.py")
+    assert jit.source_digest(tmp_path) not in seen
+
+
+def test_compiled_code_calls_nothing_from_other_folders():
+    """The digest covers one folder: what compiled code uses must be there, or be constants."""
+    package = Path(jit.__file__).parent
+    outside = {
+        line.split()[1]
+        for path in package.glob("*.py")
+        if "@jit" in path.read_text("utf-8")
+        for line in path.read_text("utf-8").splitlines()
+        if line.startswith("from ..")
+    }
+    assert outside == {"..results", "..tables"}
 
 
 def test_nan_stays_in_bounds():
@@ -195,7 +203,7 @@ def test_nan_stays_in_bounds():
     codes = np.full((1, 32), 0x7F, np.uint8)
     for exponent in (0, 127, 254, 255):
         out = ops.quantize_nvfp4_from_mxfp8(codes, np.array([[exponent]], np.uint8), ONE)
-        assert (out.scale == 0x01).all()
+        assert (out.scale < 0x7F).all()
     for bad in (np.nan, np.inf, -np.inf):
         values = np.array([[bad, *range(31)]], np.float32)
         assert (ops.quantize_nvfp4_from_float(values, "F32", ONE).scale < 0x7F).all()
@@ -210,6 +218,18 @@ def test_backend_names():
         ops.mxfp8_amax(u8(1, 32), u8(1, 1), backend="gpu")
 
 
+def test_compiled_code_goes_where_it_can_be_written(monkeypatch, tmp_path):
+    chosen, home = tmp_path / "chosen", tmp_path / "home"
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(chosen))
+    assert jit.cache_folder().parent == chosen
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    assert jit.cache_folder().parent == Path(jit.__file__).parent / "__pycache__"
+    monkeypatch.setattr(jit, "_is_writable", lambda folder: home in folder.parents)
+    assert jit.cache_folder().parent == home / "mmq"
+
+
 def test_compiles_without_a_cache_folder(monkeypatch):
     """Where nothing is writable numba refuses to cache; importing the kernels must still work."""
     real = numba.njit
@@ -220,4 +240,6 @@ def test_compiles_without_a_cache_folder(monkeypatch):
         return real(*args, **settings)
 
     monkeypatch.setattr(numba, "njit", njit)
-    assert compiled.jit(lambda x: x + 1)(1) == 2
+    assert jit.jit(lambda x: x + 1)(1) == 2
+    monkeypatch.setattr(jit, "cache_folder", lambda: None)
+    assert jit.jit(lambda x: x + 2)(1) == 3

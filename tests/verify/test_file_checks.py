@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from hostile import NORM, W1
-from m3_source import INDEX
+from m3_source import INDEX, shard_bytes
 from planted import CONFIG, HF_CONFIG, MANIFEST, judge
 
 FIRST = "model-00001-of-00005.safetensors"
@@ -92,6 +92,26 @@ def test_missing_shard(modelopt, shard):
     # what was in it is not told tensor by tensor
     assert not judged.of("tensor-missing") and not judged.of("module-missing")
     assert "does not store as planned" in judged.skipped
+
+
+def test_missing_shard_with_half_of_a_module(modelopt):
+    """Other converters split modules; what is missing then is the shard, not a scale."""
+    with modelopt.tensors() as tensors:
+        pass
+    names = [f"{W1}.weight_scale", f"{W1}.weight_scale_2", f"{W1}.input_scale"]
+    halves = {
+        "a.safetensors": {n: t for n, t in tensors.items() if n not in names},
+        "b.safetensors": {n: tensors[n] for n in names},
+    }
+    for file, half in halves.items():
+        (modelopt.folder / file).write_bytes(shard_bytes(half, {"format": "pt"}))
+    with modelopt.json(INDEX) as index:
+        index["weight_map"] = {n: file for file, half in halves.items() for n in half}
+    (modelopt.folder / "model-00001-of-00001.safetensors").unlink()
+    assert modelopt.foreign().judge().verdict == "pass"
+    (modelopt.folder / "b.safetensors").unlink()
+    judged = modelopt.judge()
+    assert judged.ids == {"shard-missing"}
 
 
 def test_dangling_shard(modelopt, shard):

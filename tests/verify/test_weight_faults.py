@@ -263,3 +263,16 @@ def test_blocks_too_small_for_a_normal_scale(make, tmp_path):
     judged = out.judge()
     judged.one("blocks-subnormal", f"{W1}.weight", "warning")
     assert judged.ids == {"blocks-subnormal"}
+
+
+def test_in_pieces(monkeypatch, modelopt):
+    """Weights larger than a piece are compared piece by piece: counts add up, rows are right."""
+    monkeypatch.setattr("mmq.convert.stream.CHUNK_BYTES", 1024)  # eight rows
+    assert modelopt.judge().report.metrics["sqnr_db_min"] > 20
+    before = modelopt[f"{W1}.weight"].bytes_as("u1")
+    modelopt.poke(f"{W1}.weight", lambda a: a.__setitem__((slice(37, 62), slice(8, 16)), 0x99))
+    count = np.count_nonzero(before != modelopt[f"{W1}.weight"].bytes_as("u1"))
+    finding = modelopt.judge().one("conversion-differs", f"{W1}.weight")
+    assert f"{count:,} of 4,096 bytes" in finding.message and "row 37, block 1" in finding.message
+    finding = modelopt.foreign().judge().one("block-error", f"{W1}.weight")
+    assert "25 of 512 blocks" in finding.message and "row 37, block 1" in finding.message

@@ -119,11 +119,14 @@ def test_flushed_subnormal_blocks_are_counted_apart(values):
     assert check(values, packed, scale, s2).nearest.count == 1
 
 
-def test_brain_float_arithmetic_passes(values):
+def test_brain_float_arithmetic_passes():
     """llm-compressor divides in bf16: quotients are off by up to 2^-8."""
+    values = np.random.default_rng(9).standard_normal((64, 2048)).astype(np.float32)
     s2 = np.float32(np.abs(values).max() / 2688)
-    packed, scale = searched(values * (1 + 2.0**-8), float(s2), [0])
-    assert check(values, packed, scale, s2).nearest.count == 0
+    for factor in (1 + 2.0**-8, 1 - 2.0**-8):
+        packed, scale = searched(values * factor, float(s2), [0])
+        assert not np.array_equal(packed, searched(values, float(s2), [0])[0])
+        assert check(values, packed, scale, s2).nearest.count == 0
 
 
 # ---- rounding that is not to nearest ------------------------------------------------------------

@@ -8,10 +8,8 @@ from .decode import (
     dequantize_nvfp4_bf16,
     dequantize_nvfp4_f32,
 )
-from .float_loops import quantize_mxfp8 as quantize_mxfp8_from_f32
-from .float_loops import quantize_nvfp4 as quantize_nvfp4_from_f32
-from .mxfp8_amax import mxfp8_amax
-from .nvfp4_table import quantize as quantize_nvfp4_from_mxfp8
+from .mxfp8 import mxfp8_amax, quantize_mxfp8_from_f32
+from .nvfp4 import quantize_nvfp4_from_f32, quantize_nvfp4_from_mxfp8
 
 __all__ = [
     "dequantize_mxfp8_bf16",

@@ -14,8 +14,9 @@ import functools
 
 import numpy as np
 
-from ..results import F32, U8, U16
-from .compiled import E2M1, E4M3, E8M0, look_up_codes, look_up_nibbles, round_to_bf16
+from ..results import F32, U8, U16, AnyArray
+from .jit import jit
+from .scalars import E2M1, E4M3, E8M0, bf16_bits
 
 
 def dequantize_mxfp8_f32(codes_OK: U8, exponent_OG: U8) -> F32:
@@ -66,3 +67,32 @@ def _to_bf16(table: F32) -> U16:
     bits = np.empty(table.shape, np.uint16)
     round_to_bf16(table.reshape(-1), bits.reshape(-1))
     return bits
+
+
+@jit
+def round_to_bf16(values: F32, bits: U16) -> None:
+    """Fill bits [n] from values [n]."""
+    for i in range(values.size):
+        bits[i] = bf16_bits(values[i])
+
+
+@jit
+def look_up_codes(codes_OK: U8, exponent_OG: U8, table: AnyArray, out_OK: AnyArray) -> None:
+    """Decode MXFP8 by a table [exponent, code]."""
+    for o in range(codes_OK.shape[0]):
+        for g in range(exponent_OG.shape[1]):
+            row = table[exponent_OG[o, g]]
+            for k in range(g * 32, g * 32 + 32):
+                out_OK[o, k] = row[codes_OK[o, k]]
+
+
+@jit
+def look_up_nibbles(packed_OP: U8, scale_OB: U8, table: AnyArray, out_OK: AnyArray) -> None:
+    """Decode NVFP4 by a table [scale code, element code]."""
+    for o in range(packed_OP.shape[0]):
+        for b in range(scale_OB.shape[1]):
+            row = table[scale_OB[o, b]]
+            for p in range(b * 8, b * 8 + 8):
+                pair = packed_OP[o, p]
+                out_OK[o, 2 * p] = row[pair & 15]
+                out_OK[o, 2 * p + 1] = row[pair >> 4]

@@ -76,10 +76,8 @@ def _widened(values_OK: F32 | U16) -> Tensor:
     return _tensor(values_OK)
 
 
-def _quantize_nvfp4(
-    values_OK: Tensor, s2: np.float32, choice: ScaleChoice
-) -> tuple[U8, U8, F64]:
-    weights = None if choice.importance_K is None else _tensor(choice.importance_K)
+def _quantize_nvfp4(values_OK: Tensor, s2: np.float32, choice: ScaleChoice) -> tuple[U8, U8, F64]:
+    weights = None if choice.importance is None else _tensor(choice.importance)
     packed, scale, rows = _arrays(
         nvfp4.quantize_nvfp4(values_OK, _scalar(s2), choice.search, weights)
     )

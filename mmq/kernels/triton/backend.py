@@ -18,11 +18,11 @@ import torch
 import triton
 from torch import Tensor
 
-from ..results import F32, F64, U8, U16, AnyArray
+from ..results import F32, F64, MAX_SCALES, U8, U16, AnyArray, ScaleChoice
 from . import amax, blocks, mxfp8, nvfp4
 
 #: Threads of a program, and elements: 16 bytes of codes a thread, the widest load there is.
-THREADS = 256
+THREADS = 128
 TILE = THREADS * 16
 #: Packed codes are half a byte each.
 PACKED_TILE = TILE * 2
@@ -69,21 +69,22 @@ def float_amax(values: F32 | U16) -> np.float32:
     return np.int32(largest.max().item()).view(np.float32)
 
 
-def quantize_nvfp4_from_mxfp8(codes_OK: U8, scale_OG: U8, s2: np.float32) -> tuple[U8, U8, F64]:
+def quantize_nvfp4_from_mxfp8(
+    codes_OK: U8, scale_OG: U8, s2: np.float32, choice: ScaleChoice = MAX_SCALES
+) -> tuple[U8, U8, F64]:
     """MXFP8 to packed codes U8 [O, K/2], scales U8 [O, K/16], per-row errors F64 [O, 3]."""
+    kernel = nvfp4.quantize_nvfp4_from_mxfp8_kernel
     source = _upload(codes_OK), _upload(scale_OG)
-    packed, scale, errors = _nvfp4_outputs(codes_OK.size)
-    arguments = *source, packed, scale, errors, float(s2), scale_OG.size
-    _launch(nvfp4.quantize_nvfp4_from_mxfp8_kernel, codes_OK.size, TILE, *arguments)
-    return _quantized(codes_OK.shape[0], packed, scale, errors)
+    return _quantize_nvfp4(kernel, source, codes_OK.shape, s2, scale_OG.size, choice)
 
 
-def quantize_nvfp4_from_f32(values_OK: F32 | U16, s2: np.float32) -> tuple[U8, U8, F64]:
+def quantize_nvfp4_from_f32(
+    values_OK: F32 | U16, s2: np.float32, choice: ScaleChoice = MAX_SCALES
+) -> tuple[U8, U8, F64]:
     """Finite F32 numbers, or BF16 bits, to the same."""
-    packed, scale, errors = _nvfp4_outputs(values_OK.size)
-    arguments = _upload(values_OK), packed, scale, errors, float(s2), values_OK.size // 16
-    _launch(nvfp4.quantize_nvfp4_from_float_kernel, values_OK.size, TILE, *arguments)
-    return _quantized(values_OK.shape[0], packed, scale, errors)
+    kernel = nvfp4.quantize_nvfp4_from_float_kernel
+    source = (_upload(values_OK),)
+    return _quantize_nvfp4(kernel, source, values_OK.shape, s2, values_OK.size // 16, choice)
 
 
 def quantize_mxfp8_from_f32(values_OK: F32 | U16) -> tuple[U8, U8, F64]:
@@ -139,15 +140,32 @@ def _empty(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype, device=device())
 
 
-def _nvfp4_outputs(count: int) -> tuple[Tensor, Tensor, Tensor]:
-    blocks = count // 16
-    errors = _empty(3 * blocks, torch.float64)
-    return _empty(blocks * 8, torch.uint8), _empty(blocks, torch.uint8), errors
+def _quantize_nvfp4(
+    kernel: triton.JITFunction,
+    source: tuple[Tensor, ...],
+    shape: tuple[int, ...],
+    s2: np.float32,
+    count: int,
+    choice: ScaleChoice,
+) -> tuple[U8, U8, F64]:
+    rows_O, columns_K = shape
+    blocks = rows_O * columns_K // 16
+    packed, scale = _empty(blocks * 8, torch.uint8), _empty(blocks, torch.uint8)
+    errors = _empty(3 * blocks if choice.errors else 0, torch.float64)
+    weighted = choice.importance is not None
+    importance = _upload(choice.importance) if weighted else _empty(0, torch.float32)
+    outputs = packed, scale, errors
+    arguments = *source, *outputs, float(s2), count, importance, columns_K // 16
+    flags = {"SEARCH": choice.search, "WEIGHTED": weighted, "ERRORS": choice.errors}
+    _launch(kernel, rows_O * columns_K, TILE, *arguments, **flags)
+    return _quantized(rows_O, packed, scale, errors)
 
 
-def _launch(kernel: triton.JITFunction, count: int, tile: int, *arguments: object) -> None:
+def _launch(
+    kernel: triton.JITFunction, count: int, tile: int, *arguments: object, **flags: object
+) -> None:
     """Run `kernel` over `count` elements, `tile` a program."""
-    kernel[(triton.cdiv(count, tile),)](*arguments, TILE=tile, **settings(THREADS))
+    kernel[(triton.cdiv(count, tile),)](*arguments, TILE=tile, **flags, **settings(THREADS))
 
 
 def settings(threads: int, warp_size: int | None = None) -> dict[str, object]:
@@ -164,11 +182,14 @@ def _warp_size() -> int:
     return triton.runtime.driver.active.get_current_target().warp_size
 
 
-def _quantized(rows: int, *tensors: Tensor) -> tuple[U8, U8, F64]:
-    """Elements and scales by rows, and the block errors added up along each row."""
-    elements, scale, errors = tensors
-    sums = _empty(rows * 3, torch.float64)
-    arguments = errors, sums, rows, scale.numel() // rows
-    grid = (triton.cdiv(rows, ROWS),)
-    blocks.row_sums_kernel[grid](*arguments, R=ROWS, **settings(ROWS))
-    return tuple(t.cpu().numpy().reshape(rows, -1) for t in (elements, scale, sums))
+def _quantized(rows: int, elements: Tensor, scale: Tensor, errors: Tensor) -> tuple[U8, U8, F64]:
+    """Elements and scales by rows; block errors added up along each row, if there are any."""
+    if errors.numel():
+        sums = _empty(rows * 3, torch.float64)
+        grid = (triton.cdiv(rows, ROWS),)
+        arguments = errors, sums, rows, scale.numel() // rows
+        blocks.row_sums_kernel[grid](*arguments, R=ROWS, **settings(ROWS))
+    else:
+        sums = errors
+    by_rows = (tensor.cpu().numpy().reshape(rows, -1) for tensor in (elements, scale))
+    return *by_rows, sums.cpu().numpy().reshape(-1, 3)

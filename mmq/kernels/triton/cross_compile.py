@@ -36,10 +36,13 @@ TARGETS = {
 
 _TYPES = {
     "codes": "*u8", "exponents": "*u8", "packed": "*u8", "scale": "*u8", "errors": "*fp64",
-    "largest": "*i32", "s2": "fp32", "blocks": "i32", "groups": "i32", "count": "i32",
-    "errors_3OB": "*fp64", "rows_O3": "*fp64", "rows": "i32", "row_blocks": "i32",
+    "largest": "*i32", "importance": "*fp32", "s2": "fp32",
+    "blocks": "i32", "groups": "i32", "count": "i32", "errors_3OB": "*fp64", "rows_O3": "*fp64",
+    "rows": "i32", "row_blocks": "i32",
 }  # fmt: skip
 _BF16, _F32 = {"values": "*u16"}, {"values": "*fp32"}
+_PLAIN = {"TILE": TILE}
+_MAX = {"TILE": TILE, "SEARCH": "max", "WEIGHTED": False, "ERRORS": True}
 
 
 @dataclass(frozen=True)
@@ -50,35 +53,45 @@ class Variant:
         loads: bytes a thread loads at a time; 16 for elements, less for block scales.
         types: of the arguments whose type varies.
         constants: of the kernel's tl.constexpr parameters.
+        remainders: integer remainders, which AMD computes with a reciprocal.
     """
 
     name: str
     kernel: triton.JITFunction
     loads: frozenset[int]
     types: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, int] = field(default_factory=lambda: {"TILE": TILE})
+    constants: Mapping[str, object] = field(default_factory=lambda: _PLAIN)
     threads: int = THREADS
+    remainders: int = 0
 
+
+_FROM_MXFP8 = nvfp4.quantize_nvfp4_from_mxfp8_kernel
+_FROM_FLOAT = nvfp4.quantize_nvfp4_from_float_kernel
+_MSE, _FOUR_OVER_SIX = _MAX | {"SEARCH": "mse"}, _MAX | {"SEARCH": "four-over-six"}
+_ONE_SIZE, _CODES, _PACKED = frozenset({16}), frozenset({16, 1}), frozenset({16, 2})
 
 VARIANTS = [
-    Variant("MXFP8 → NVFP4", nvfp4.quantize_nvfp4_from_mxfp8_kernel, frozenset({16, 1})),
-    Variant("BF16 → NVFP4", nvfp4.quantize_nvfp4_from_float_kernel, frozenset({16}), _BF16),
-    Variant("F32 → NVFP4", nvfp4.quantize_nvfp4_from_float_kernel, frozenset({16}), _F32),
-    Variant("BF16 → MXFP8", mxfp8.quantize_mxfp8_kernel, frozenset({16}), _BF16),
-    Variant("F32 → MXFP8", mxfp8.quantize_mxfp8_kernel, frozenset({16}), _F32),
+    Variant("MXFP8 → NVFP4 max", _FROM_MXFP8, _CODES, {}, _MAX),
+    Variant("MXFP8 → NVFP4 max, no errors", _FROM_MXFP8, _CODES, {}, _MAX | {"ERRORS": False}),
+    Variant("MXFP8 → NVFP4 mse", _FROM_MXFP8, _CODES, {}, _MSE),
     Variant(
-        "NVFP4 → BF16", nvfp4.dequantize_nvfp4_kernel, frozenset({16, 2}), _BF16,
-        {"TILE": PACKED_TILE},
+        "MXFP8 → NVFP4 mse, weighted", _FROM_MXFP8, _CODES, {}, _MSE | {"WEIGHTED": True},
+        remainders=1,
     ),
-    Variant(
-        "NVFP4 → F32", nvfp4.dequantize_nvfp4_kernel, frozenset({16, 2}), _F32,
-        {"TILE": PACKED_TILE},
-    ),
-    Variant("MXFP8 → BF16", mxfp8.dequantize_mxfp8_kernel, frozenset({16, 1}), _BF16),
-    Variant("MXFP8 → F32", mxfp8.dequantize_mxfp8_kernel, frozenset({16, 1}), _F32),
-    Variant("amax of MXFP8", amax.mxfp8_amax_kernel, frozenset({16, 1})),
-    Variant("amax of BF16", amax.float_amax_kernel, frozenset({16}), _BF16),
-    Variant("amax of F32", amax.float_amax_kernel, frozenset({16}), _F32),
+    Variant("MXFP8 → NVFP4 four-over-six", _FROM_MXFP8, _CODES, {}, _FOUR_OVER_SIX),
+    Variant("BF16 → NVFP4 max", _FROM_FLOAT, _ONE_SIZE, _BF16, _MAX),
+    Variant("BF16 → NVFP4 mse", _FROM_FLOAT, _ONE_SIZE, _BF16, _MSE),
+    Variant("F32 → NVFP4 max", _FROM_FLOAT, _ONE_SIZE, _F32, _MAX),
+    Variant("F32 → NVFP4 mse", _FROM_FLOAT, _ONE_SIZE, _F32, _MSE),
+    Variant("BF16 → MXFP8", mxfp8.quantize_mxfp8_kernel, _ONE_SIZE, _BF16),
+    Variant("F32 → MXFP8", mxfp8.quantize_mxfp8_kernel, _ONE_SIZE, _F32),
+    Variant("NVFP4 → BF16", nvfp4.dequantize_nvfp4_kernel, _PACKED, _BF16, {"TILE": PACKED_TILE}),
+    Variant("NVFP4 → F32", nvfp4.dequantize_nvfp4_kernel, _PACKED, _F32, {"TILE": PACKED_TILE}),
+    Variant("MXFP8 → BF16", mxfp8.dequantize_mxfp8_kernel, _CODES, _BF16),
+    Variant("MXFP8 → F32", mxfp8.dequantize_mxfp8_kernel, _CODES, _F32),
+    Variant("amax of MXFP8", amax.mxfp8_amax_kernel, _CODES),
+    Variant("amax of BF16", amax.float_amax_kernel, _ONE_SIZE, _BF16),
+    Variant("amax of F32", amax.float_amax_kernel, _ONE_SIZE, _F32),
     Variant("error sums of rows", blocks.row_sums_kernel, frozenset({8}), {}, {"R": ROWS}, ROWS),
 ]  # fmt: skip
 
@@ -89,7 +102,9 @@ class Compiled:
 
     Attributes:
         assembly: PTX, or AMD assembly.
-        machine: opcodes of the machine code with their counts: SASS, or AMD's.
+        machine: opcodes of the machine code with their counts: SASS, or AMD's. None where the
+            disassembler cannot read it.
+        unread: what the disassembler said then.
         registers: of a thread (AMD: vector registers).
         spilled: bytes (AMD: registers) spilled to memory.
         shared: bytes of shared memory (LDS) of a program.
@@ -100,12 +115,13 @@ class Compiled:
     target: str
     llvm: str
     assembly: str
-    machine: Counter[str]
+    machine: Counter[str] | None
     registers: int
     spilled: int
     shared: int
     loads: Counter[int]
     divisions: int
+    unread: str = ""
 
 
 def compile_variant(
@@ -157,7 +173,7 @@ def _nvidia(target: str, result: object, cubin: Path) -> Compiled:
     tool = triton.knobs.nvidia.cuobjdump.path
     usage = subprocess.check_output([tool, "-res-usage", str(cubin)], text=True)
     used = {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    sass = subprocess.check_output([tool, "-sass", str(cubin)], text=True)
+    sass = subprocess.run([tool, "-sass", str(cubin)], capture_output=True, text=True)
     loads: Counter[int] = Counter()
     for many, width in re.findall(r"\bld\.global\S*?(?:\.v(\d))?\.(b\d+)\b", ptx):
         loads[int(many or 1) * _BYTES[width]] += 1
@@ -165,12 +181,13 @@ def _nvidia(target: str, result: object, cubin: Path) -> Compiled:
         target=target,
         llvm=result.asm["llir"],
         assembly=ptx,
-        machine=Counter(_SASS.findall(sass)),
+        machine=None if sass.returncode else Counter(_SASS.findall(sass.stdout)),
         registers=used["REG"],
         spilled=used["STACK"] + used["LOCAL"],
         shared=result.metadata.shared,
         loads=loads,
         divisions=ptx.count("div.rn.f32"),
+        unread=sass.stderr.strip(),
     )
 
 
@@ -197,9 +214,15 @@ def _amd(target: str, result: object) -> Compiled:
 
 
 def faults(compiled: Compiled, variant: Variant) -> list[str]:
-    """Where the code could give other bits than the reference, or be slower than it should."""
-    found = _nvidia_faults(compiled) if compiled.target.startswith("sm_") else _amd_faults(compiled)
-    flags = r"\b(?:fast|contract|reassoc|afn|arcp|ninf|nsz)\b (?:float|double|<)|llvm\.fmuladd"
+    """Where the code could give other bits than the reference, or be slower than it should.
+
+    Machine code is judged where it could be read: see `Compiled.machine`.
+    """
+    if compiled.target.startswith("sm_"):
+        found = _nvidia_faults(compiled)
+    else:
+        found = _amd_faults(compiled, variant.remainders)
+    flags = r"\b(?:fast|contract|reassoc|afn|arcp|nsz)\b|llvm\.fmuladd"
     if match := re.search(flags, compiled.llvm):
         found.append(f"LLVM may rewrite arithmetic: {match[0]}")
     if compiled.spilled:
@@ -217,6 +240,8 @@ def _nvidia_faults(compiled: Compiled) -> list[str]:
     forbidden = r"\bdiv\.(?:full|approx)\S*|\bfma\.\S*|\brcp\.\S*|\S+\.ftz\S*"
     found = [f"PTX has {i}" for i in sorted(set(re.findall(forbidden, compiled.assembly)))]
     machine, divisions = compiled.machine, compiled.divisions
+    if machine is None:
+        return found
     if machine["FCHK"] != divisions:  # one check of the operands' range a division
         found.append(f"{machine['FCHK']} of {divisions} divisions in SASS")
     # FFMA2 is two operations. HFMA2, which sm_120 moves constants with, is none of ours.
@@ -230,15 +255,15 @@ def _nvidia_faults(compiled: Compiled) -> list[str]:
     return found
 
 
-def _amd_faults(compiled: Compiled) -> list[str]:
+def _amd_faults(compiled: Compiled, remainders: int) -> list[str]:
     machine, divisions = compiled.machine, compiled.divisions
     found = []
     if (fused := _count(machine, r"v_(?:pk_)?(?:fma|fmac|mad|mac)_f32")) != 5 * divisions:
         found.append(f"{fused} fused operations for {divisions} divisions")
     if _count(machine, r"v_(?:fma|fmac|mad)_(?!f32)\w*f(?:16|64)"):
         found.append("fused operations on F64 or F16")
-    if _count(machine, "v_rcp_") != divisions:
-        found.append(f"{_count(machine, 'v_rcp_')} reciprocals for {divisions} divisions")
+    if (reciprocals := _count(machine, "v_rcp_")) != divisions + remainders:
+        found.append(f"{reciprocals} reciprocals for {divisions} divisions")
     for mode in ("float_denorm_mode_32 3", "float_denorm_mode_16_64 3"):
         if mode not in compiled.assembly:
             found.append(f"subnormals may be flushed: no {mode}")

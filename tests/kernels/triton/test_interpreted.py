@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="needs triton, which has wheels for Linux o
 from scalar_kernel import products_of_a_scalar
 
 from mmq.kernels.reference import backend as reference
+from mmq.kernels.results import ScaleChoice
 from mmq.kernels.scan import float_amax
 from mmq.kernels.triton import backend
 from mmq.quantize.global_scale import MIN_GLOBAL_SCALE, nvfp4_global_scale
@@ -29,6 +30,12 @@ GLOBAL_SCALES = [
 EXPONENTS = [0, 1, 8, 104, 110, 118, 119, 127, 246]
 
 scales = pytest.mark.parametrize("s2", GLOBAL_SCALES, ids=lambda s2: f"s2={s2:.3g}")
+#: The same, two of them in the normal suite.
+two_scales = pytest.mark.parametrize(
+    "s2",
+    [*GLOBAL_SCALES[:2], *(pytest.param(s2, marks=pytest.mark.slow) for s2 in GLOBAL_SCALES[2:])],
+    ids=lambda s2: f"s2={s2:.3g}",
+)
 
 
 def widen(bits):
@@ -48,8 +55,9 @@ def finite_f32(count, seed=1):
 def assert_same(interpreted):
     """A function (name, *arguments): the backend's function of that name gives the reference's."""
 
-    def check(name, *arguments, source=None):
-        ours = interpreted(getattr(backend, name), *(arguments if source is None else source))
+    def check(name, *arguments, source=None, tile=32768):
+        given = arguments if source is None else source
+        ours = interpreted(getattr(backend, name), *given, tile=tile)
         expected = getattr(reference, name)(*arguments)
         if isinstance(expected, tuple):
             assert [a.dtype for a in ours] == [a.dtype for a in expected]
@@ -64,7 +72,7 @@ def assert_same(interpreted):
     return check
 
 
-@scales
+@two_scales
 def test_every_max_and_code_to_nvfp4(assert_same, all_codes_under_every_max, s2):
     codes = np.tile(all_codes_under_every_max, (len(EXPONENTS), 1))
     exponents = np.repeat(np.array(EXPONENTS, np.uint8), len(all_codes_under_every_max))
@@ -77,7 +85,7 @@ def test_every_exponent_max_and_code_to_nvfp4(assert_same, mxfp8_domain, s2):
     assert_same("quantize_nvfp4_from_mxfp8", *mxfp8_domain, s2)
 
 
-@scales
+@two_scales
 def test_every_bf16_to_nvfp4(assert_same, all_bf16_pairs, s2):
     f32 = widen(all_bf16_pairs)
     assert_same("quantize_nvfp4_from_f32", f32, s2, source=(all_bf16_pairs, s2))
@@ -154,7 +162,7 @@ def test_subnormal_tensors_and_scales(assert_same):
     assert_same("quantize_nvfp4_from_f32", f32, MIN_GLOBAL_SCALE, source=(bits, MIN_GLOBAL_SCALE))
     assert_same("quantize_mxfp8_from_f32", f32, source=(bits,))
     # Blocks far below the tensor's largest: E4M3 codes 1 … 7, and quotients that vanish.
-    steps = np.ldexp(np.linspace(1, 2, 1500, dtype=np.float32), np.arange(-1500, 0) // 10)[:, None]
+    steps = np.exp2(np.linspace(-150, 0, 1500)).astype(np.float32)[:, None]
     blocks = np.linspace(-2, 2, 16, dtype=np.float32)[None, :] * steps
     _, scale, _ = assert_same("quantize_nvfp4_from_f32", blocks, np.float32(0.01))
     assert set(range(1, 8)) < set(scale.ravel().tolist())
@@ -164,26 +172,115 @@ def test_subnormal_tensors_and_scales(assert_same):
 def test_odd_shapes(assert_same, random_mxfp8, shape):
     """One row, rows that end inside a tile, more rows than a warp sums, several tiles."""
     codes, exponents = random_mxfp8(*shape, seed=shape[1])
-    amax = assert_same("mxfp8_amax", codes, exponents)
-    s2 = nvfp4_global_scale(amax)
-    packed, scale, _ = assert_same("quantize_nvfp4_from_mxfp8", codes, exponents, s2)
-    f32 = assert_same("dequantize_mxfp8_f32", codes, exponents)
-    bits = assert_same("dequantize_mxfp8_bf16", codes, exponents)
-    assert_same("quantize_nvfp4_from_f32", f32, s2)
-    assert_same("quantize_nvfp4_from_f32", f32, s2, source=(bits, s2))
-    assert_same("quantize_mxfp8_from_f32", f32, source=(bits,))
-    assert_same("dequantize_nvfp4_bf16", packed, scale, s2)
-    assert_same("dequantize_nvfp4_f32", packed, scale, s2)
+
+    def check(name, *arguments, source=None):
+        return assert_same(name, *arguments, source=source, tile=backend.TILE)
+
+    s2 = nvfp4_global_scale(check("mxfp8_amax", codes, exponents))
+    packed, scale, _ = check("quantize_nvfp4_from_mxfp8", codes, exponents, s2)
+    f32 = check("dequantize_mxfp8_f32", codes, exponents)
+    bits = check("dequantize_mxfp8_bf16", codes, exponents)
+    check("quantize_nvfp4_from_f32", f32, s2)
+    check("quantize_nvfp4_from_f32", f32, s2, source=(bits, s2))
+    check("quantize_mxfp8_from_f32", f32, source=(bits,))
+    check("dequantize_nvfp4_bf16", packed, scale, s2)
+    check("dequantize_nvfp4_f32", packed, scale, s2)
+    no_errors = ScaleChoice(errors=False)
+    assert check("quantize_nvfp4_from_f32", f32, s2, no_errors)[2].shape == (0, 3)
+
+
+def importance(columns):
+    """Weights over 2^40, some of them 0."""
+    weights = np.exp2(np.random.default_rng(4).uniform(-20, 20, columns)).astype(np.float32)
+    weights[::7] = 0
+    return weights
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("search", ["mse", "four-over-six"])
+def test_searches_of_odd_shapes(assert_same, random_mxfp8, search, weighted):
+    """Three rows in two tiles, from each kind of source, under a short and a long global scale."""
+    codes, exponents = random_mxfp8(3, 864, seed=3)
+    choice = ScaleChoice(search, importance(864) if weighted else None)
+    amax = reference.mxfp8_amax(codes, exponents)
+    options = nvfp4_global_scale(amax, search), choice
+    tile = backend.TILE
+    assert_same("quantize_nvfp4_from_mxfp8", codes, exponents, *options, tile=tile)
+    f32 = reference.dequantize_mxfp8_f32(codes, exponents)
+    source = reference.dequantize_mxfp8_bf16(codes, exponents), *options
+    assert_same("quantize_nvfp4_from_f32", f32, *options, source=source, tile=2 * tile)
+    options = nvfp4_global_scale(amax), choice
+    assert_same("quantize_nvfp4_from_mxfp8", codes, exponents, *options, tile=2 * tile)
+
+
+def blocks_of_all_kinds(rows, seed=8):
+    """BF16 numbers, F32 [O, 16]: Gaussian, few levels, small integers, of many magnitudes."""
+    rng = np.random.default_rng(seed)
+    unit = rng.uniform(0.05, 1, (rows, 1))
+    levels = rng.uniform(0.05, 1, (2, rows, 1))
+    kinds = [
+        rng.standard_normal((rows, 16)) * 0.05,
+        np.where(rng.random((rows, 16)) < 0.5, *levels) * unit,
+        rng.integers(-6, 7, (rows, 16)) / 6 * unit,
+        rng.standard_normal((rows, 16)) * np.exp2(rng.uniform(-20, -8, (rows, 1))),
+        np.linspace(-2, 2, 16) * np.exp2(np.linspace(-140, 100, rows))[:, None],
+    ]
+    kinds[1][:, 0] = unit[:, 0]
+    bits = np.concatenate(kinds).astype(np.float32).view(np.uint32) & 0xFFFF0000
+    return bits.view(np.float32)
+
+
+@pytest.mark.parametrize("search", ["mse", "four-over-six"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_searches_of_blocks_of_all_kinds(assert_same, search, weighted):
+    """Blocks that vanish beside s2 or that no scale can hold, ties, zeros, subnormal scales."""
+    f32 = blocks_of_all_kinds(150)
+    bits = (f32.view(np.uint32) >> 16).astype(np.uint16)
+    choice = ScaleChoice(search, importance(16) if weighted else None)
+    scales = np.float32(19 / 16 * 2.0**-9), MIN_GLOBAL_SCALE, np.finfo(np.float32).max
+    for s2 in scales[:1] if weighted else scales:
+        options = s2, choice
+        source = bits, *options
+        assert_same("quantize_nvfp4_from_f32", f32, *options, source=source, tile=16384)
+    if not weighted:
+        f32 = (f32 * np.float32(1.1))[::2]
+        assert_same("quantize_nvfp4_from_f32", f32, scales[0], choice, tile=8192)
+
+
+def test_the_best_scales_are_far_from_max_scaling():
+    """Else the tests above would not notice a search that looks at too few codes."""
+    f32, s2 = blocks_of_all_kinds(1200), np.float32(19 / 16 * 2.0**-9)
+    first = reference.quantize_nvfp4_from_f32(f32, s2)[1].astype(int)
+    best = reference.quantize_nvfp4_from_f32(f32, s2, ScaleChoice("mse"))[1].astype(int)
+    offsets = (best - first).ravel()
+    assert offsets.min() <= -3
+    assert offsets[first.ravel() >= 8].max() >= 7
+    assert offsets.max() > 8
+    weighted = ScaleChoice("mse", importance(16))
+    best = reference.quantize_nvfp4_from_f32(f32, s2, weighted)[1].astype(int)
+    assert (best - first).min() < -16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("search", ["mse", "four-over-six"])
+@two_scales
+def test_searches_of_every_max_and_code(
+    assert_same, all_codes_under_every_max, s2, search, weighted
+):
+    codes = np.tile(all_codes_under_every_max, (len(EXPONENTS), 1))
+    exponents = np.repeat(np.array(EXPONENTS, np.uint8), len(all_codes_under_every_max))
+    choice = ScaleChoice(search, importance(32) if weighted else None)
+    assert_same("quantize_nvfp4_from_mxfp8", codes, exponents[:, None], s2, choice)
 
 
 def test_rows_do_not_depend_on_chunks(interpreted, random_mxfp8):
     codes, exponents = random_mxfp8(5, 320, seed=3)
-    whole = interpreted(backend.quantize_nvfp4_from_mxfp8, codes, exponents, GLOBAL_SCALES[1])
+    quantize = backend.quantize_nvfp4_from_mxfp8
+    whole = interpreted(quantize, codes, exponents, GLOBAL_SCALES[1])
     for o in range(5):
         source = codes[o : o + 1], exponents[o : o + 1], GLOBAL_SCALES[1]
-        for part, all_rows in zip(
-            interpreted(backend.quantize_nvfp4_from_mxfp8, *source), whole, strict=True
-        ):
+        for part, all_rows in zip(interpreted(quantize, *source), whole, strict=True):
             np.testing.assert_array_equal(part, all_rows[o : o + 1])
 
 
