@@ -4,7 +4,8 @@
 
 Each operation streams over enough different tensors (3072 × 6144, one expert projection of
 MiniMax-M3) that none is still in cache when it is read; the best of three passes counts. Time is
-CPU time of the one thread: other programs cost only what they take from caches and memory.
+CPU time of the one thread: other programs cost only what they take from caches and memory. What
+becomes NVFP4 has its amax looked for first, as in a conversion.
 """
 
 from __future__ import annotations
@@ -67,46 +68,55 @@ def tensors(megabytes: int) -> list[dict[str, Any]]:
     return out
 
 
-def convert(codes: Any, scale: Any) -> None:
+def convert(codes: Any, scale: Any, search: str, errors: bool = True) -> ops.Nvfp4:
     """What conversion does for one tensor: amax, then quantise."""
-    s2 = nvfp4_global_scale(ops.mxfp8_amax(codes, scale))
-    ops.quantize_nvfp4_from_mxfp8(codes, scale, s2)
+    s2 = nvfp4_global_scale(ops.mxfp8_amax(codes, scale), search)
+    return ops.quantize_nvfp4_from_mxfp8(codes, scale, s2, search=search, errors=errors)
 
 
-def rows(data: list[dict[str, Any]]) -> list[tuple[str, Callable[..., Any], list[Arrays]]]:
+def convert_bf16(bits: Any, search: str, errors: bool = True) -> ops.Nvfp4:
+    """The same from BF16."""
+    s2 = nvfp4_global_scale(ops.float_amax(bits, "BF16"), search)
+    return ops.quantize_nvfp4_from_float(bits, "BF16", s2, search=search, errors=errors)
+
+
+def weighted(codes: Any, scale: Any, importance: Any) -> ops.Nvfp4:
+    """MXFP8 to NVFP4 with a weight for every input channel."""
+    s2 = nvfp4_global_scale(ops.mxfp8_amax(codes, scale), "mse")
+    return ops.quantize_nvfp4_from_mxfp8(codes, scale, s2, search="mse", importance=importance)
+
+
+Row = tuple[str, Callable[..., Any], list[Arrays]]
+
+
+def rows(data: list[dict[str, Any]]) -> list[Row]:
     """(name, operation, arguments of each call)."""
     mxfp8 = [item["mxfp8"] for item in data]
     nvfp4 = [item["nvfp4"] for item in data]
     bf16 = [(item["bf16"], "BF16") for item in data]
+    importance = np.random.default_rng(1).lognormal(size=COLUMNS).astype(np.float32)
+    out: list[Row] = []
+    for source, op in (("MXFP8", convert), ("BF16", convert_bf16)):
+        tensors = mxfp8 if source == "MXFP8" else [call[:1] for call in bf16]
+        for search in ops.SEARCHES:
+            for errors in (True, False) if search != "four-over-six" else (True,):
+                name = f"{source} → NVFP4 {search}{'' if errors else ', no error sums'}"
+                out.append((name, op, [(*call, search, errors) for call in tensors]))
+    weights = [(*call, importance) for call in mxfp8[: max(1, len(mxfp8) // 4)]]
+    codes = [(codes.reshape(-1), "F8_E4M3") for codes, _ in mxfp8]
+    bits = [(bits.reshape(-1).view(np.uint8), "BF16") for bits, _ in bf16]
     return [
-        ("MXFP8 → NVFP4, amax included", convert, mxfp8),
-        (
-            "MXFP8 → NVFP4",
-            ops.quantize_nvfp4_from_mxfp8,
-            [(*item["mxfp8"], item["s2"]) for item in data],
-        ),
-        ("MXFP8 amax", ops.mxfp8_amax, mxfp8),
-        (
-            "BF16 → NVFP4",
-            ops.quantize_nvfp4_from_float,
-            [(item["bf16"], "BF16", item["s2"]) for item in data],
-        ),
+        *out,
+        ("MXFP8 → NVFP4 mse, importance", weighted, weights),
         ("BF16 → MXFP8", ops.quantize_mxfp8, bf16),
-        ("BF16 amax", ops.float_amax, bf16),
         ("MXFP8 → BF16", ops.dequantize_mxfp8, mxfp8),
         ("MXFP8 → F32", ops.dequantize_mxfp8_f32, mxfp8),
         ("NVFP4 → BF16", ops.dequantize_nvfp4, nvfp4),
         ("NVFP4 → F32", ops.dequantize_nvfp4_f32, nvfp4),
-        (
-            "scan E4M3",
-            ops.count_nonfinite,
-            [(codes.reshape(-1), "F8_E4M3") for codes, _ in mxfp8],
-        ),
-        (
-            "scan BF16",
-            ops.count_nonfinite,
-            [(bits.reshape(-1).view(np.uint8), "BF16") for bits, _ in bf16],
-        ),
+        ("MXFP8 amax", ops.mxfp8_amax, mxfp8),
+        ("BF16 amax", ops.float_amax, bf16),
+        ("scan E4M3", ops.count_nonfinite, codes),
+        ("scan BF16", ops.count_nonfinite, bits),
     ]
 
 

@@ -12,8 +12,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -129,7 +130,9 @@ class _Pool:
         spawn = multiprocessing.get_context("spawn")
         self._workers: dict[Connection, BaseProcess] = {}
         self._busy: dict[Connection, WorkUnit] = {}
-        # a Ctrl-C while workers start must not reach them before they can ignore it
+        # a Ctrl-C while workers start must not reach them before they can ignore it; starting the
+        # resource tracker would undo that, so it comes first
+        resource_tracker.ensure_running()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for _ in range(jobs):
@@ -185,14 +188,30 @@ class _Pool:
 
     def stop(self) -> None:
         """End all workers, and remove what they had not finished."""
-        for pipe, process in self._workers.items():
-            process.kill()
-            pipe.close()
-        for process in self._workers.values():
-            process.join()
-        for unit in self._busy.values():
-            partial = self._context.out / (unit.filename + PARTIAL)
-            partial.unlink(missing_ok=True)
+        with _undisturbed():
+            for pipe, process in self._workers.items():
+                process.kill()
+                pipe.close()
+            for process in self._workers.values():
+                process.join()
+            for unit in self._busy.values():
+                partial = self._context.out / (unit.filename + PARTIAL)
+                partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignores signals: a second Ctrl-C must not interrupt the clean-up after the first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread only
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _work(pipe: Connection, context: UnitContext) -> None:

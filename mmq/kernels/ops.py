@@ -1,9 +1,9 @@
 """The operations on weights, the same bits from every backend: numpy arrays in, numpy arrays out.
 
 Importing this module imports neither torch nor numba; the first call does. `backend` is "cpu"
-(numba, fast), "reference" (torch, the definition) or "auto": cpu where numba can be imported, else
-the reference with one warning. Formats and their formulas: `mmq.kernels.reference`. Dimensions:
-`mmq.kernels.results`.
+(numba, fast), "reference" (torch, the definition), "torch-table" (the reference with tables for the
+search) or "auto": cpu where numba can be imported, else torch-table with one warning. Formats and
+their formulas: `mmq.kernels.reference`. Dimensions: `mmq.kernels.results`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ __all__ = [
 #: Backend names and the module behind each.
 BACKENDS = {
     "cpu": "mmq.kernels.cpu.backend",
+    "torch-table": "mmq.kernels.torch_table.backend",
     "reference": "mmq.kernels.reference.backend",
 }
 
@@ -64,7 +65,7 @@ _SLAB_ELEMENTS = 65536
 def resolve_backend(name: str = "auto") -> str:
     """The backend that `name` stands for on this machine.
 
-    Warns once when "auto" has to fall back to the reference.
+    Warns once when "auto" has to do without numba.
 
     Raises:
         ValueError: unknown name.  ImportError: the backend asked for cannot be imported.
@@ -79,12 +80,11 @@ def _resolve(name: str) -> str:
             importlib.import_module(BACKENDS["cpu"])
         except ImportError as error:
             warnings.warn(
-                f"numba cannot be imported ({error}): the reference backend gives the same bytes, "
-                "slowly",
+                f"numba cannot be imported ({error}): torch gives the same bytes, slowly",
                 RuntimeWarning,
                 stacklevel=3,
             )
-            return "reference"
+            return "torch-table"
         return "cpu"
     if name not in BACKENDS:
         raise ValueError(f"unknown backend {name!r}: expected auto, {', '.join(BACKENDS)}")
@@ -172,16 +172,14 @@ def quantize_nvfp4_from_float(
     """
     check_float(values_OK, dtype, NVFP4_BLOCK)
     s2 = check_s2(s2)
-    rows_O, columns_K = values_OK.shape
-    choice = check_choice(search, importance, errors, columns_K)
+    choice = check_choice(search, importance, errors, values_OK.shape[1])
     kernels = _load(backend)
-    packed = np.empty((rows_O, columns_K // 2), np.uint8)
-    scale = np.empty((rows_O, columns_K // NVFP4_BLOCK), np.uint8)
-    error = running
-    for rows, slab in _slabs(values_OK, dtype):
-        packed[rows], scale[rows], sums = kernels.quantize_nvfp4_from_f32(slab, s2, choice)
+    pieces, error = [], running
+    for slab in _slabs(values_OK, dtype):
+        packed, scale, sums = kernels.quantize_nvfp4_from_f32(slab, s2, choice)
+        pieces.append((packed, scale))
         error = error.extended_by(sums)
-    return Nvfp4(packed, scale, error)
+    return Nvfp4(*_joined(pieces), error)
 
 
 def quantize_mxfp8(
@@ -197,14 +195,12 @@ def quantize_mxfp8(
     """
     check_float(values_OK, dtype, MXFP8_BLOCK)
     kernels = _load(backend)
-    rows_O, columns_K = values_OK.shape
-    codes = np.empty((rows_O, columns_K), np.uint8)
-    scale = np.empty((rows_O, columns_K // MXFP8_BLOCK), np.uint8)
-    error = running
-    for rows, slab in _slabs(values_OK, dtype):
-        codes[rows], scale[rows], sums = kernels.quantize_mxfp8_from_f32(slab)
+    pieces, error = [], running
+    for slab in _slabs(values_OK, dtype):
+        codes, scale, sums = kernels.quantize_mxfp8_from_f32(slab)
+        pieces.append((codes, scale))
         error = error.extended_by(sums)
-    return Mxfp8(codes, scale, error)
+    return Mxfp8(*_joined(pieces), error)
 
 
 def dequantize_mxfp8(codes_OK: U8, scale_OG: U8, *, backend: str = "auto") -> U16:
@@ -246,14 +242,20 @@ def _load(backend: str) -> Backend:
     return cast(Backend, importlib.import_module(BACKENDS[_resolve(backend)]))
 
 
-def _slabs(values_OK: AnyArray, dtype: str) -> Iterator[tuple[slice, F32 | U16]]:
-    """Runs of rows as contiguous F32 or BF16 bits, exactly; only F16 has to be cut, and widened."""
+def _slabs(values_OK: AnyArray, dtype: str) -> Iterator[F32 | U16]:
+    """Runs of rows as contiguous F32 or BF16 bits; only F16 has to be widened, and so cut."""
     if dtype != "F16":
-        yield slice(None), frozen(values_OK)
+        yield frozen(values_OK)
         return
-    rows_O, columns_K = values_OK.shape
-    step = max(1, _SLAB_ELEMENTS // columns_K)
-    for start in range(0, rows_O, step):
-        rows = slice(start, min(start + step, rows_O))
-        halves = np.ascontiguousarray(values_OK[rows]).view(np.float16)
-        yield rows, frozen(halves.astype(np.float32))
+    step = max(1, _SLAB_ELEMENTS // values_OK.shape[1])
+    for start in range(0, max(1, values_OK.shape[0]), step):
+        halves = np.ascontiguousarray(values_OK[start : start + step]).view(np.float16)
+        yield frozen(halves.astype(np.float32))
+
+
+def _joined(pieces: list[tuple[U8, U8]]) -> tuple[U8, U8]:
+    """Runs of rows put together again; one run is not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
+    elements, scales = zip(*pieces, strict=True)
+    return np.concatenate(elements), np.concatenate(scales)

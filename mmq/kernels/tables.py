@@ -64,6 +64,14 @@ def is_regular(s2: np.float32) -> bool:
     return _REGULAR_SCALES[0] <= float(s2) <= _REGULAR_SCALES[1]
 
 
+def is_searchable(s2: np.float32) -> bool:
+    """Whether, in addition, every e2m1 · e4m3 · s2 is an F32 number, as the window supposes.
+
+    The first two have 2 and 4 significant bits, which leaves 18 of 24 for s2.
+    """
+    return is_regular(s2) and (split_scale(s2)[0] * 2.0**17).is_integer()
+
+
 @functools.lru_cache(maxsize=64)
 def max_table(c: float) -> U8:
     """U8 [128, 8]: per largest code seven bounds, then first(m) + CODE_BIAS.

@@ -11,8 +11,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from conftest import run_mmq
 from hostile import INDEX, add_mtp, as_bf16, first, good, last
+from in_process import run_mmq
 from m3_source import Size, Tensor, layer, read_folder, read_shard, tensor
 from safetensors import safe_open
 

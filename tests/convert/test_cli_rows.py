@@ -12,8 +12,8 @@ import termios
 from pathlib import Path
 
 import pytest
-from conftest import run_mmq
 from hostile import add_mtp, bf16, first, good, lfs_pointer, lose_shards, on_disk, poke
+from in_process import run_mmq
 from m3_source import INDEX, hashes, read_folder
 
 MMQ = Path(sys.executable).with_name("mmq")

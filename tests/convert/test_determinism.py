@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from conftest import run_mmq
 from hostile import SMALL, add_mtp, good, scatter_scales, single_file
+from in_process import run_mmq
 from m3_source import hashes
 
 #: These name the source's own shards, so they follow it; the report also holds timings.

@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import run_mmq
 from hostile import NORM, W1, add_mtp, as_bf16, bf16, expert, f32, good, layer, poke, tensor
+from in_process import run_mmq
 from m3_source import INDEX, Source, hashes, read_folder, sha256
 from test_reading_shards import refused
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import run_mmq
 from hostile import good
+from in_process import run_mmq
 from m3_source import INDEX, Size, hashes
 
 from mmq.cli import main

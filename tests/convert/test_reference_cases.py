@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Outcome, run_mmq
+from in_process import Outcome, run_mmq
 from m3_source import E4M3, INDEX, hashes, mxfp8_values, nvfp4_values, read_folder, snapshot
 
 CASEGEN = Path(__file__).parents[2].parent / "shared" / "cases" / "casegen.py"

@@ -10,8 +10,8 @@ import json
 import os
 
 import pytest
-from conftest import Outcome, run_mmq
 from hostile import NORM, W1, add_mtp, bf16, good, poke
+from in_process import Outcome, run_mmq
 from m3_source import hashes, snapshot
 
 from mmq.convert import executor

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from conftest import Outcome, run_mmq
 from hostile import INDEX, W1, add_mtp, as_bf16, bf16, expert, f32, good, poke, tensor
+from in_process import Outcome, run_mmq
 from m3_source import Source, hashes, nvfp4_values, read_folder, shard_bytes
 
 #: These speak of the run or of its source, so a round trip cannot give them back.

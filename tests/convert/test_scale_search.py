@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import Outcome, run_mmq
 from hostile import expert, good
+from in_process import Outcome, run_mmq
 from m3_source import read_folder
 
 from mmq.convert.safetensors_header import header_bytes

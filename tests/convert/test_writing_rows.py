@@ -14,8 +14,8 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
-from conftest import Outcome, run_mmq
 from hostile import as_bf16, good, shard_bytes, tensor
+from in_process import Outcome, run_mmq
 from m3_source import INDEX, hashes, read_folder, snapshot
 
 

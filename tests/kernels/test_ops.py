@@ -155,7 +155,7 @@ def test_fast_backend_does_not_import_torch():
     )
 
 
-def test_without_numba_the_reference_serves_with_one_warning():
+def test_without_numba_torch_serves_with_one_warning():
     done = run_python(
         "import sys; sys.modules['numba'] = None\n"
         "import numpy as np; from mmq.kernels import ops\n"
@@ -165,7 +165,7 @@ def test_without_numba_the_reference_serves_with_one_warning():
     )
     codes = np.arange(32, dtype=np.uint8)[None]
     ours = ops.quantize_nvfp4_from_mxfp8(codes, np.full((1, 1), 120, np.uint8), ONE)
-    assert done.stdout.split() == ["reference", ours.packed.tobytes().hex()]
+    assert done.stdout.split() == ["torch-table", ours.packed.tobytes().hex()]
     assert done.stderr.count("numba cannot be imported") == 1
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..results import F32, F64, MAX_SCALES, U8, U16, ScaleChoice
-from ..tables import is_regular, max_table, search_tables, split_scale
+from ..tables import is_regular, is_searchable, max_table, search_tables, split_scale
 from .code_blocks import quantize_nvfp4_codes_max, quantize_nvfp4_codes_mse
 from .decode import dequantize_mxfp8_f32
 from .float_blocks import FOUR_OVER_SIX, MAX, MSE, quantize_nvfp4_floats
@@ -22,9 +22,6 @@ from .lanes import BF16_SOURCE, F32_SOURCE
 _SEARCHES = {"max": MAX, "mse": MSE, "four-over-six": FOUR_OVER_SIX}
 _NO_WEIGHTS = np.empty(0, np.float32)
 _NO_WEIGHTS.flags.writeable = False
-
-# 2^17 · c is whole where c has at most 18 significant bits.
-_SHORT = 2.0**17
 
 # Elements of MXFP8 widened at a time where no table serves: 256 KB of F32 stays in a core's cache.
 _SLAB_ELEMENTS = 65536
@@ -46,7 +43,7 @@ def quantize_nvfp4_from_mxfp8(
         quantize_nvfp4_codes_max(
             codes_OK, exponent_OG, max_table(c), n - 127, s2, packed, scale, errors
         )
-    elif _is_searchable(s2) and choice.search == "mse" and choice.importance is None:
+    elif is_searchable(s2) and choice.search == "mse" and choice.importance is None:
         error_rows, rows = search_tables(c)
         quantize_nvfp4_codes_mse(
             codes_OK, exponent_OG, error_rows, rows, n - 127, s2, c, 2.0**n, packed, scale, errors
@@ -76,17 +73,12 @@ def _quantize_floats(
     weights = _NO_WEIGHTS if choice.importance is None else choice.importance
     kind = BF16_SOURCE if values_OK.dtype == np.uint16 else F32_SOURCE
     search = _SEARCHES[choice.search]
-    everything = not _is_searchable(s2)
+    everything = not is_searchable(s2)
     raw = values_OK.view(np.uint8)
     raw.flags.writeable = False
     quantize_nvfp4_floats(
         raw, kind, weights, search, s2, c, 2.0**n, everything, packed, scale, errors
     )
-
-
-def _is_searchable(s2: np.float32) -> bool:
-    c, _ = split_scale(s2)
-    return is_regular(s2) and (c * _SHORT).is_integer()
 
 
 def _outputs(source_OK: U8 | U16 | F32, choice: ScaleChoice) -> tuple[U8, U8, F64]:

@@ -22,6 +22,7 @@ from .simd import (
     f64x8,
     in_pairs,
     lane,
+    load_u8,
     load_u8x16,
     select,
     shuffle,
@@ -81,19 +82,17 @@ def _add_sixteen(x: Four, q: Four, scales: tuple[Lanes, Lanes], sums: Sums) -> S
 
 
 @jit
-def _add_blocks(sums: Sums, row_3: F64) -> Lanes:
-    """Add four blocks to the row's sums, in order; the largest squares so far."""
-    signal, noise, worst = sums
-    signal = _even(signal, signal) + _odd(signal, signal)
-    noise = _even(noise, noise) + _odd(noise, noise)
+def _add_in_order(columns: Lanes, total: float) -> float:
+    """A row's sum with four more blocks: in each the even columns and the odd ones."""
+    blocks = _even(columns, columns) + _odd(columns, columns)
     for block in range(4):
-        row_3[0] += lane(signal, np.int32(block))
-        row_3[1] += lane(noise, np.int32(block))
-    return worst
+        total += lane(blocks, np.int32(block))
+    return total
 
 
 @jit
-def _finish(worst: Lanes, row_3: F64) -> None:
+def _finish(signal: float, noise: float, worst: Lanes, row_3: F64) -> None:
+    row_3[0], row_3[1], row_3[2] = signal, noise, 0.0
     for number in range(8):
         # Exact: the root of a rounded square is the number itself.
         row_3[2] = max(row_3[2], np.sqrt(lane(worst, np.int32(number))))
@@ -122,14 +121,14 @@ def _load_e2m1_blocks(packed: int, a: int, b: int, c: int, d: int) -> Four:
 
 
 @jit
-def _half_steps(scales: U8, s2: np.float32, a: int, b: int, c: int, d: int, count: int) -> Lanes:
+def _half_steps(scales: int, s2: np.float32, a: int, b: int, c: int, d: int, count: int) -> Lanes:
     """Half the exact step of each block, because codes come at twice their value."""
     half = 0.5 * np.float64(s2)
     return _spread(
-        np.float64(E4M3[scales[a]]) * half,
-        np.float64(E4M3[scales[b]]) * half,
-        np.float64(E4M3[scales[c]]) * half,
-        np.float64(E4M3[scales[d]]) * half,
+        np.float64(E4M3[load_u8(scales + a)]) * half,
+        np.float64(E4M3[load_u8(scales + b)]) * half,
+        np.float64(E4M3[load_u8(scales + c)]) * half,
+        np.float64(E4M3[load_u8(scales + d)]) * half,
         count,
     )
 
@@ -139,9 +138,9 @@ def add_nvfp4_from_codes(
     codes_K: U8, exponent_G: U8, packed_P: U8, scale_B: U8, s2: np.float32, row_3: F64
 ) -> None:
     """Set row_3 to signal, noise and max_error of a row of MXFP8 that became NVFP4."""
-    source, packed = codes_K.ctypes.data, packed_P.ctypes.data
-    row_3[:] = 0.0
-    worst = f64x8(0.0)
+    source, exponents = codes_K.ctypes.data, exponent_G.ctypes.data
+    packed, scales = packed_P.ctypes.data, scale_B.ctypes.data
+    signal, noise, worst = 0.0, 0.0, f64x8(0.0)
     for first in range(0, scale_B.size, 4):
         a, b, c, d = _clipped(first, scale_B.size - 1)
         count = scale_B.size - first
@@ -152,17 +151,18 @@ def add_nvfp4_from_codes(
             e4m3_magnitude(load_u8x16(source + 16 * d)),
         )
         x_scale = _spread(
-            _POWER[exponent_G[a >> 1]],
-            _POWER[exponent_G[b >> 1]],
-            _POWER[exponent_G[c >> 1]],
-            _POWER[exponent_G[d >> 1]],
+            _POWER[load_u8(exponents + (a >> 1))],
+            _POWER[load_u8(exponents + (b >> 1))],
+            _POWER[load_u8(exponents + (c >> 1))],
+            _POWER[load_u8(exponents + (d >> 1))],
             count,
         )
-        q_scale = _half_steps(scale_B, s2, a, b, c, d, count)
-        sums = (f64x8(0.0), f64x8(0.0), worst)
+        q_scale = _half_steps(scales, s2, a, b, c, d, count)
         q = _load_e2m1_blocks(packed, a, b, c, d)
-        worst = _add_blocks(_add_sixteen(x, q, (x_scale, q_scale), sums), row_3)
-    _finish(worst, row_3)
+        sums = (f64x8(0.0), f64x8(0.0), worst)
+        xx, dd, worst = _add_sixteen(x, q, (x_scale, q_scale), sums)
+        signal, noise = _add_in_order(xx, signal), _add_in_order(dd, noise)
+    _finish(signal, noise, worst, row_3)
 
 
 @jit
@@ -180,37 +180,36 @@ def add_nvfp4_from_floats(
     source: int, kind: int, packed_P: U8, scale_B: U8, s2: np.float32, row_3: F64
 ) -> None:
     """The same for a row of floats at an address."""
-    packed = packed_P.ctypes.data
-    row_3[:] = 0.0
-    worst = f64x8(0.0)
+    packed, scales = packed_P.ctypes.data, scale_B.ctypes.data
+    signal, noise, worst = 0.0, 0.0, f64x8(0.0)
     for first in range(0, scale_B.size, 4):
         a, b, c, d = _clipped(first, scale_B.size - 1)
         count = scale_B.size - first
         x = _load_magnitudes(source, kind, 16 * a, 16 * b, 16 * c, 16 * d)
         x_scale = _spread(1.0, 1.0, 1.0, 1.0, count)
-        q_scale = _half_steps(scale_B, s2, a, b, c, d, count)
-        sums = (f64x8(0.0), f64x8(0.0), worst)
+        q_scale = _half_steps(scales, s2, a, b, c, d, count)
         q = _load_e2m1_blocks(packed, a, b, c, d)
-        worst = _add_blocks(_add_sixteen(x, q, (x_scale, q_scale), sums), row_3)
-    _finish(worst, row_3)
+        sums = (f64x8(0.0), f64x8(0.0), worst)
+        xx, dd, worst = _add_sixteen(x, q, (x_scale, q_scale), sums)
+        signal, noise = _add_in_order(xx, signal), _add_in_order(dd, noise)
+    _finish(signal, noise, worst, row_3)
 
 
 @jit
 def add_mxfp8_from_floats(source: int, kind: int, codes_K: U8, exponent_G: U8, row_3: F64) -> None:
     """The same for a row of floats that became MXFP8."""
-    codes = codes_K.ctypes.data
-    row_3[:] = 0.0
-    worst = f64x8(0.0)
+    codes, exponents = codes_K.ctypes.data, exponent_G.ctypes.data
+    signal, noise, worst = 0.0, 0.0, f64x8(0.0)
     for first in range(0, exponent_G.size, 4):
         a, b, c, d = _clipped(first, exponent_G.size - 1)
         count = exponent_G.size - first
-        scales = (
+        both = (
             _spread(1.0, 1.0, 1.0, 1.0, count),
             _spread(
-                _POWER[exponent_G[a]],
-                _POWER[exponent_G[b]],
-                _POWER[exponent_G[c]],
-                _POWER[exponent_G[d]],
+                _POWER[load_u8(exponents + a)],
+                _POWER[load_u8(exponents + b)],
+                _POWER[load_u8(exponents + c)],
+                _POWER[load_u8(exponents + d)],
                 count,
             ),
         )
@@ -225,6 +224,7 @@ def add_mxfp8_from_floats(source: int, kind: int, codes_K: U8, exponent_G: U8, r
                 e4m3_magnitude(load_u8x16(codes + m)),
             )
             x = _load_magnitudes(source, kind, i, j, k, m)
-            sums = _add_sixteen(x, q, scales, sums)
-        worst = _add_blocks(sums, row_3)
-    _finish(worst, row_3)
+            sums = _add_sixteen(x, q, both, sums)
+        signal, noise = _add_in_order(sums[0], signal), _add_in_order(sums[1], noise)
+        worst = sums[2]
+    _finish(signal, noise, worst, row_3)

@@ -288,6 +288,16 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
 
 
 @_operation
+def load_u8(typing_context: Any, address: Any) -> Any:
+    """One byte."""
+
+    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.load(b.inttoptr(args[0], ir.IntType(8).as_pointer()))
+
+    return types.uint8(types.intp), codegen
+
+
+@_operation
 def load_u64(typing_context: Any, address: Any) -> Any:
     """Eight bytes as a number, in the processor's byte order."""
 

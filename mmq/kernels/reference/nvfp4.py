@@ -71,7 +71,13 @@ def quantize_nvfp4(
     values_OK: Tensor, s2: Tensor, search: str = "max", importance_K: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Finite F32 [O, K] to packed U8 [O, K/2], scales U8 [O, K/16], per-row errors F64 [O, 3]."""
-    scale_OB = choose_scale(values_OK, s2, search, importance_K)
+    return quantize_under(values_OK, choose_scale(values_OK, s2, search, importance_K), s2)
+
+
+def quantize_under(
+    values_OK: Tensor, scale_OB: Tensor, s2: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same under given block scales (E4M3 codes)."""
     codes_OK = quantize_elements(values_OK, scale_OB, s2)
     # Errors are taken against the exact product, which F64 holds: 2 + 4 + 24 significant bits.
     exact_step_OB1 = (decode_e4m3(scale_OB).double() * s2.double())[..., None]
