@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-slow check check-oracles bench clean
+.PHONY: demo test test-slow check check-oracles check-kernels bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ check-oracles: $(VENV)/.test
 	$(PYTHON) -m venv $(VENV)-oracles
 	$(VENV)-oracles/bin/python -m pip install -q -c constraints.txt -e '.[test,oracles]'
 	$(VENV)-oracles/bin/python scripts/check_oracles.py
+
+check-kernels: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow tests/kernels/triton
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_convert.py

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -131,6 +132,7 @@ def table(folder: Path, experts: int) -> str:
     build(small, 4)
     lines = [f"Machine: {cpu()}, {len(os.sched_getaffinity(0))} cores; Python"
              f" {platform.python_version()}, NumPy {np.__version__}.", ""]  # fmt: skip
+    lines += [*startup(), ""]
     memory = in_memory()
     lines += ["| one core, in memory | GB/s of input | of memcpy |", "|---|---|---|"]
     lines += [f"| {n} | {v:.2f} | {v / memory['memcpy']:.2f} |" for n, v in memory.items()]
@@ -154,6 +156,24 @@ def table(folder: Path, experts: int) -> str:
     lines += ["", "The last column is max(read, write) at the disk's own speed, over the wall time:"
               " 1.00 means the disk is the only limit."]  # fmt: skip
     return "\n".join(lines)
+
+
+def startup() -> list[str]:
+    """CPU seconds of commands that must answer at once, best of five, interpreter included."""
+    commands = ("--help", "inspect minimax-m3-mxfp8",
+                "convert minimax-m3-mxfp8 OUT --to nvfp4 --dry-run")  # fmt: skip
+    lines = ["| command | CPU ms | wall ms |", "|---|---|---|"]
+    for command in commands:
+        best = (math.inf, math.inf)
+        for _ in range(5):
+            before, start = os.times(), time.perf_counter()
+            subprocess.run([sys.executable, "-m", "mmq", *command.split()], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+            wall, after = time.perf_counter() - start, os.times()
+            spent = after.children_user + after.children_system
+            best = min(best, (spent - before.children_user - before.children_system, wall))
+        lines.append(f"| `mmq {command}` | {best[0] * 1e3:.0f} | {best[1] * 1e3:.0f} |")
+    return lines
 
 
 def cpu() -> str:

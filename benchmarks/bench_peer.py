@@ -295,12 +295,12 @@ def commands() -> list[str]:
     return [
         "“conversion” is each tool's own clock without its imports, which a checkpoint of any size"
         " pays once; “mmq / this” compares those, and CPU seconds of the whole command beside them"
-        " (a busy machine stretches the first, and a long run is the likelier to meet one; it hardly"
-        " touches the second). RSS counts shared pages once"
-        " for each process, and mapped file pages. mmq's time includes what the peer does not do:"
-        " SHA-256 of the output, fsync, a NaN scan, error sums. Every output was checked: all"
-        " expert projections are NVFP4, SQNR against the BF16 weights as given, every other tensor"
-        " byte for byte as it was in its source.",
+        " (a busy machine stretches the first, and a long run is the likelier to meet one; it"
+        " hardly touches the second). RSS counts shared pages once for each process, and mapped"
+        " file pages. mmq's time includes what the peer does not do: SHA-256 of the output, fsync,"
+        " a NaN scan, error sums. Every output was checked: all expert projections are NVFP4, SQNR"
+        " against the BF16 weights as given, every other tensor byte for byte as it was in"
+        " its source.",
         "", "```", *(tool.command for tool in TOOLS), "```", "",
         f"with `{PEER}` (installed under `constraints.txt` less {' and '.join(UNPINNED)}, whose"
         " pins it contradicts) and peer.py:", "", "```python", PEER_SCRIPT.rstrip(), "```",

@@ -137,7 +137,7 @@ def _outcome(
     show_default=True, help="KV-cache format that the config declares.",
 )  # fmt: skip
 @click.option(
-    "--scale-search", type=click.Choice(["mse", "max", "four-over-six"]), default="max",
+    "--scale-search", type=click.Choice(["mse", "max", "four-over-six"]), default="mse",
     show_default=True, help="How NVFP4 block scales are chosen: least error, or as ModelOpt does.",
 )  # fmt: skip
 @click.option(

@@ -20,7 +20,11 @@ def schema() -> dict[str, Any]:
     """One schema for both kinds of report; `kind` tells which."""
     report = Annotated[ConvertReport | VerifyReport, Field(discriminator="kind")]
     value = TypeAdapter(report).json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mmq report", **value}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mmq report",
+        **value,
+    }
 
 
 if __name__ == "__main__":

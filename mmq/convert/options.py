@@ -40,7 +40,7 @@ class ConvertOptions:
     input_scales: str | None = None
     kv_scales: str | None = None
     kv_format: str = "auto"
-    scale_search: str = "max"
+    scale_search: str = "mse"
     importance: str | None = None
     ignore: tuple[str, ...] = ()
     max_shard_bytes: int = DEFAULT_SHARD_BYTES

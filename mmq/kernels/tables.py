@@ -10,10 +10,11 @@ tensors whose global scales share the mantissa c.
 
 Four codes, as if they were a block, b = 121 (2^−6), s2 = 2^−7 (shift 1): [0x30, 0x98, 0x20, 0x00]
 = 2^−6 · [0.5, −0.0625, 0.125, 0]. m = 0x30: 0.5 / 6 is e4m3 code 0x1B (0.0859), so the scale is
-0x1B + 8 = 0x23; levels start at |code| 0x0B, 0x18, 0x1D, 0x21, 0x25, 0x29, 0x2E: 7, 1, 3, 0.
+0x1B + 8 = 0x23; the seven bounds are 0x0B, 0x18, 0x1D, 0x21, 0x25, 0x29, 0x2D, and the levels, the
+number of bounds that a |code| exceeds, 7, 1, 3, 0.
 
-Blocks of other kinds (`max` code below 8 or above 126, and a margin for searches) have to be
-quantised from their values: `is_regular`.
+Blocks whose `max` code lies outside `REGULAR_MAX` (for searches: `REGULAR_SEARCH`), zero blocks and
+tensors for which `is_regular` or `is_searchable` says no have to be quantised from their values.
 """
 
 from __future__ import annotations

@@ -10,8 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 GOLDEN = Path(__file__).parents[1] / "data" / "nvfp4-golden.json"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """The reference works on small tensors: threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from mmq.kernels import ops
 from mmq.quantize.global_scale import nvfp4_global_scale
 
-BACKENDS = ["cpu", "reference"]
+BACKENDS = ["cpu", "torch-table", "reference"]
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 
 

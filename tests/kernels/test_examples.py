@@ -9,7 +9,7 @@ import torch
 from mmq.kernels import ops
 from mmq.kernels.reference import blocks, e4m3
 
-BACKENDS = ["cpu", "reference"]
+BACKENDS = ["cpu", "torch-table", "reference"]
 
 
 def padded(values, size):

@@ -9,7 +9,7 @@ from mmq.kernels import ops
 from mmq.quantize.global_scale import nvfp4_global_scale
 
 FINITE_CASES = ["edge_s2_1", "randn_bf16", "mxfp8_src", "tiny_amax", "huge_amax", "odd_amax"]
-BACKENDS = ["cpu", "reference"]
+BACKENDS = ["cpu", "torch-table", "reference"]
 
 
 def read_case(golden, name):

@@ -7,7 +7,7 @@ import pytest
 
 from mmq.kernels import ops
 
-BACKENDS = ["cpu", "reference"]
+BACKENDS = ["cpu", "torch-table", "reference"]
 
 
 def every_code_and_exponent():

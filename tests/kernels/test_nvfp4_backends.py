@@ -73,7 +73,7 @@ def test_mxfp8_and_its_float_values_give_the_same_bytes(random_mxfp8):
     assert_same(ops.quantize_nvfp4_from_float(f16.view(np.uint16), "F16", s2), as_f32)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch-table", "reference"])
 @pytest.mark.parametrize("order", [1, -1], ids=["ascending", "descending"])
 def test_global_scales_do_not_leak_into_each_other(random_mxfp8, backend, order):
     """The table outlives a call: alternating global scales must not see each other's rows."""
@@ -85,7 +85,7 @@ def test_global_scales_do_not_leak_into_each_other(random_mxfp8, backend, order)
     assert len({out.scale.tobytes() for out in once}) == len(once)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch-table", "reference"])
 def test_signs_of_zero(backend):
     """As ModelOpt: −0 becomes +0, a negative number that rounds to zero becomes −0 (code 8)."""
     codes = np.zeros((1, 32), np.uint8)
@@ -96,7 +96,7 @@ def test_signs_of_zero(backend):
     assert out.packed[0, :2].tolist() == [0x07, 0x08]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch-table", "reference"])
 @pytest.mark.parametrize("exponent", [0, 1, 100])
 def test_zero_blocks_have_scale_one(backend, exponent):
     codes = np.zeros((2, 32), np.uint8)
@@ -107,7 +107,7 @@ def test_zero_blocks_have_scale_one(backend, exponent):
     assert (out.packed == 0).all()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch-table", "reference"])
 def test_subnormal_tensor_stays_finite(backend):
     """ModelOpt's s2 would be subnormal here, or zero; mmq's is the smallest normal number."""
     bits = np.array([[1, 2, 3, 0x8004, 5, 6, 7, 8] * 2], np.uint16)
@@ -139,7 +139,7 @@ def test_dequantize_every_byte_under_every_scale(s2):
         np.testing.assert_array_equal(ours.view(integer), other.view(integer))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch-table", "reference"])
 def test_dequantized_value_is_the_product(backend):
     """Where s2 is a power of two nothing is rounded, and the formula can be checked in F64."""
     packed, scale = every_scale_and_pair()

@@ -82,7 +82,7 @@ def test_float_inputs_are_checked(values, dtype):
         ops.quantize_mxfp8(values, dtype)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch-table", "reference"])
 def test_any_memory_layout(random_mxfp8, backend):
     """Mapped files give read-only, unaligned memory; slices give gaps. The bytes stay the same."""
     codes, scale = random_mxfp8(6, 64, seed=17)

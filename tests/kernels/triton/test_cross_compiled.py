@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 
@@ -9,9 +10,18 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="needs triton, which has wheels for Linux only")
 
+import build_gpu_doc  # noqa: E402
 import faulty_kernels  # noqa: E402
 
-from mmq.kernels.triton import amax, blocks, mxfp8, nvfp4, small_floats  # noqa: E402
+from mmq.kernels.triton import (  # noqa: E402
+    amax,
+    backend,
+    blocks,
+    mxfp8,
+    nvfp4,
+    scale_search,
+    small_floats,
+)
 from mmq.kernels.triton.cross_compile import (  # noqa: E402
     TARGETS,
     VARIANTS,
@@ -76,7 +86,7 @@ def test_where_machine_code_cannot_be_read():
 def test_no_kernel_is_left_out():
     written = {
         value
-        for module in (amax, blocks, mxfp8, nvfp4, small_floats)
+        for module in (amax, blocks, mxfp8, nvfp4, scale_search, small_floats)
         for name, value in inspect.getmembers(module)
         if name.endswith("_kernel")
     }
@@ -92,6 +102,18 @@ def test_counts_of_one(variant):
     """Triton makes an argument that is 1 a constant, which has no methods of a tensor."""
     counts = {"blocks", "groups", "count", "rows", "row_blocks"} & set(variant.kernel.arg_names)
     assert compile_variant(variant, "gfx950", ones=frozenset(counts)).spilled == 0
+
+
+@pytest.mark.slow
+def test_table_in_the_docs_is_current():
+    page = build_gpu_doc.TARGET.read_text("utf-8")
+    assert build_gpu_doc.with_table(page) == page
+
+
+def test_a_triton_that_fuses_is_refused(monkeypatch):
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
+    with pytest.raises(ImportError, match=r"3\.6\.0 may fuse"):
+        importlib.reload(backend)
 
 
 def faulty(kernel, target, **options):

@@ -254,18 +254,26 @@ def test_searches_of_blocks_of_all_kinds(assert_same, search, weighted):
         assert_same("quantize_nvfp4_from_f32", f32, scales[0], choice, tile=4096)
 
 
-def test_the_best_scales_are_far_from_max_scaling():
-    """Else the tests above would not notice a search that looks at too few codes."""
+def test_best_scales_far_from_max_scaling(assert_same):
+    """A program tries what any of its blocks needs, so blocks of each kind get one of their own."""
     f32 = blocks_of_all_kinds(500)
 
     def scales(choice):
         return reference.quantize_nvfp4_from_f32(f32, SHORT_SCALE, choice)[1].astype(int).ravel()
 
     first, best = scales(ScaleChoice("max")), scales(ScaleChoice("mse"))
-    normal = first >= 8
-    assert (best - first).min() <= -3
-    assert (best - first)[normal].max() >= 7
-    assert (best - first)[~normal].max() >= 10 and best[~normal].max() == 15
+    kinds = [
+        (first >= 8) & (best - first <= -3),
+        (first >= 8) & (best - first >= 7),
+        (first < 8) & (best == 15),
+    ]
+    assert (best - first)[kinds[2]].max() >= 10
+    for kind in kinds:
+        bits = (f32[kind].view(np.uint32) >> 16).astype(np.uint16)
+        options = SHORT_SCALE, ScaleChoice("mse")
+        source = bits, *options
+        assert len(bits)
+        assert_same("quantize_nvfp4_from_f32", f32[kind], *options, source=source, tile=2048)
     assert (scales(ScaleChoice("mse", importance(16))) - first).min() < -16
 
 
