@@ -12,7 +12,7 @@ import click
 
 from mmq import __version__
 from mmq.console import Console
-from mmq.errors import EXIT_CODES, MmqError, VerdictError
+from mmq.errors import EXIT_CODES, MmqError, UsageError, VerdictError
 from mmq.invocation import Run, global_options, invoke
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def target_options(command: _F) -> _F:
         ),
         click.option(
             "--mtp", type=click.Choice(["drop", "keep"]), default="drop", show_default=True,
-            help="Multi-token-prediction modules: drop, or keep and convert their experts.",
+            help="With --to nvfp4: drop the MTP modules, or keep and convert their experts.",
         ),
         click.option(
             "--experts-from", metavar="BF16_SRC",
@@ -138,7 +138,7 @@ def _outcome(
 )  # fmt: skip
 @click.option(
     "--scale-search", type=click.Choice(["mse", "max", "four-over-six"]), default="mse",
-    show_default=True, help="How NVFP4 block scales are chosen: least error, or as ModelOpt does.",
+    show_default=True, help="NVFP4 block scales: of least error, as ModelOpt has them, or the better of 4 and 6.",
 )  # fmt: skip
 @click.option(
     "--importance", metavar="FILE",
@@ -176,7 +176,7 @@ def convert(
     """
     from mmq.convert.summary import default_jobs
 
-    src, folder, options = _expanded(src), Path(out).expanduser(), _options(target)
+    src, folder, options = _expanded(src), Path(_expanded(out)), _options(target)
     jobs = jobs or default_jobs()
     if dry_run:
         return _dry_run(run.console, src, folder, options, jobs, strict)
@@ -199,9 +199,10 @@ def _options(target: dict[str, Any]) -> ConvertOptions:
 
     max_shard = parse_size(target.pop("max_shard_size"))
     allow = target.pop("allow_nonfinite_passthrough")
-    target["kv_scales"] = _expanded(target["kv_scales"])
-    target["experts_from"] = _expanded(target["experts_from"])
-    target["importance"] = _expanded(target["importance"])
+    if target["kv_scales"] not in ("analytic", "unit", "none"):
+        target["kv_scales"] = _absolute(target["kv_scales"])
+    target["experts_from"] = _absolute(target["experts_from"])
+    target["importance"] = _absolute(target["importance"])
     return ConvertOptions(max_shard_bytes=max_shard, allow_nonfinite=allow, **target)
 
 
@@ -276,8 +277,21 @@ def _expanded(path: str) -> str: ...
 @overload
 def _expanded(path: None) -> None: ...
 def _expanded(path: str | None) -> str | None:
-    """`~` as the home folder; other words (built-in names, `analytic`) stay as typed."""
+    """`~` as the home folder; other words (built-in names, `analytic`) stay as typed.
+
+    Raises:
+        UsageError: an empty word, as an unset shell variable leaves it; it would mean the current
+            folder.
+    """
+    if path == "":
+        raise UsageError("option-value", "a path is empty: is a shell variable unset?")
     return str(Path(path).expanduser()) if path and path.startswith("~") else path
+
+
+def _absolute(path: str | None) -> str | None:
+    """A file's full path, so that the manifest still finds it from another folder."""
+    expanded = _expanded(path)
+    return str(Path(expanded).absolute()) if expanded else expanded
 
 
 @contextmanager

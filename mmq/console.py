@@ -25,7 +25,6 @@ from typing import Any, Protocol, TextIO
 from mmq.errors import MmqError
 from mmq.report.findings import Finding
 
-MODES = ("human", "json", "quiet")
 #: Seconds between progress lines in a log; a line a second would bury the log's other lines.
 LINE_INTERVAL = 30.0
 

@@ -103,7 +103,7 @@ def _use_utf8() -> None:
     Names of shards and side files are UTF-8 in indexes and manifests, whatever the locale.
     """
     if sys.getfilesystemencoding() != "utf-8" and sys.executable:
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", "-m", "mmq", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "mmq", *sys.argv[1:]])
 
 
 @contextmanager

@@ -29,7 +29,6 @@ _VENDOR_BLOCK: dict[str, Any] = {
 }
 
 KV_FP8 = "fp8"
-KV_NVFP4 = "nvfp4"
 
 #: What turns an NVFP4 KV cache on, per engine; convert and docs print it.
 NVFP4_KV_NOTES: dict[str, str] = {
@@ -42,6 +41,17 @@ NVFP4_KV_NOTES: dict[str, str] = {
     " kv_cache_quant_algo NVFP4, with these same scales",
     "transformers": "keeps its KV cache in the model's dtype; scales are ignored",
 }
+
+
+def nvfp4_kv_notes(options: ConvertOptions) -> dict[str, str]:
+    """The notes that are true of an output made with these options."""
+    if options.to != "nvfp4":
+        return {}
+    if options.layout == "minimax":
+        return {"SGLang": NVFP4_KV_NOTES["SGLang"]}
+    if options.kv_scales == "none":
+        return {k: v for k, v in NVFP4_KV_NOTES.items() if k != "TensorRT-LLM"}
+    return dict(NVFP4_KV_NOTES)
 
 
 def declared_kv_format(options: ConvertOptions) -> str | None:
@@ -164,9 +174,19 @@ def _ignored(plan: ConversionPlan) -> list[str]:
     return sorted({*names, *bare})
 
 
+def _with_vendors(vendors: Any, ours: list[str]) -> list[str]:
+    """The vendor's own list where it covers everything unquantised, else with what it lacks."""
+    if not isinstance(vendors, list):
+        return ours
+    listed = [str(name) for name in vendors]
+    bare = {name.removeprefix("language_model.") for name in listed}
+    missing = [n for n in ours if n.removeprefix("language_model.") not in bare]
+    return [*listed, *missing] if missing else listed
+
+
 def _minimax_block(plan: ConversionPlan) -> dict[str, Any]:
-    block = {**_VENDOR_BLOCK, "ignored_layers": _ignored(plan)}
-    block.update(vendor_block(plan.source) or {})
+    block = {**_VENDOR_BLOCK, **(vendor_block(plan.source) or {})}
+    block["ignored_layers"] = _with_vendors(block.get("ignored_layers"), _ignored(plan))
     block["moe_quant_algo"] = "NVFP4"
     block["moe_quant_format"] = "nvfp4-pack-quantized"
     block["group_size"] = NVFP4.block

@@ -111,7 +111,7 @@ def run_units(
 
         for unit in units:
             yield run_unit(unit, context, watched)
-            memory.sample()
+            memory.sample(now=True)
         return
     pool = _Pool(context, min(jobs, len(units)))
     try:

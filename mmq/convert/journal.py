@@ -57,12 +57,19 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "numerics_version": NUMERICS_VERSION,
-        "options": plan.options.as_dict(),
+        "options": _without_paths(plan.options.as_dict()),
         "source": source_identity(plan.source),
         "others": {origin: source_identity(other) for origin, other in plan.others.items()},
         "config_sha256": hashlib.sha256(config.encode("utf-8")).hexdigest(),
         "plan_sha256": digest.hexdigest(),
     }
+
+
+def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without where files lie: what is in them is part of the fingerprint already."""
+    if options["kv_scales"] not in ("analytic", "unit", "none"):
+        options["kv_scales"] = "file"
+    return {**options, **{k: options[k] is not None for k in ("experts_from", "importance")}}
 
 
 def lasting(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,11 +26,12 @@ class MemorySampler:
         self.peak: int | None = None
         self._next = 0.0
 
-    def sample(self, workers: Iterable[int] = ()) -> None:
-        now = time.monotonic()
-        if now < self._next:
+    def sample(self, workers: Iterable[int] = (), *, now: bool = False) -> None:
+        """Look, unless the last look was a moment ago (`now`: look all the same)."""
+        time_now = time.monotonic()
+        if time_now < self._next and not now:
             return
-        self._next = now + 0.5
+        self._next = time_now + 0.5
         sizes = [pss_bytes(pid) for pid in (os.getpid(), *workers)]
         known = [size for size in sizes if size is not None]
         if known:

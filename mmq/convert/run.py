@@ -130,10 +130,10 @@ def _run(
         console.finding(finding, talk=True)
     _refuse_warnings(met, settings.strict)
     files = write_everything_but_index(plan, out, shards, side_files, hashes)
-    memory.sample()
+    memory.sample(now=True)
     report = convert_report(
         plan, shards, files, side_files, [*findings, *met],
-        seconds=time.monotonic() - started, jobs=settings.jobs,
+        seconds=time.monotonic() - started, jobs=max(1, min(settings.jobs, len(pending))),
         resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
     )  # fmt: skip
     write_file(out / REPORT_NAME, json_bytes(report.model_dump()))

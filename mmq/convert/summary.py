@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint
-from mmq.convert.configs import NVFP4_KV_NOTES, config_edits, declared_kv_format
+from mmq.convert.configs import config_edits, declared_kv_format, nvfp4_kv_notes
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import list_side_files
 from mmq.convert.sizes import ANNOUNCED_GB, kv_bytes, release_of, size_rows
@@ -82,7 +82,7 @@ def plan_summary(plan: ConversionPlan, resources: dict[str, Any]) -> dict[str, A
             for i in plan.ignored
         ],
         "config_edits": _config_lines(plan),
-        "kv_notes": dict(NVFP4_KV_NOTES) if plan.options.to == "nvfp4" else {},
+        "kv_notes": nvfp4_kv_notes(plan.options),
         "findings": [*(f.as_dict() for f in plan.findings), *resources.pop("findings", [])],
         "resources": resources,
     }
@@ -117,7 +117,8 @@ def resource_summary(plan: ConversionPlan, out: Path | None, jobs: int) -> dict[
 
 def default_jobs() -> int:
     """min(4, cores this process may use)."""
-    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return min(4, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
 def _existing(path: Path) -> Path:

@@ -169,5 +169,5 @@ def disk_error(error: OSError, path: Path, expected: int | None = None) -> Machi
         )  # fmt: skip
     return MachineError(
         "write-failed", f"{path.name} could not be written: {error.strerror or error}",
-        where=str(path), got=free, expected=needed, hint=hint,
+        where=str(path), hint="check that the folder exists, may be written to and is sound",
     )  # fmt: skip

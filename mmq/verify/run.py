@@ -53,6 +53,8 @@ def verify(
     logs = [LevelLog("structure", console)]
     subject, findings = open_subject(out)
     logs[0].run("opened", 1, findings)
+    if any(f.id == "out-not-found" for f in findings):
+        return _report(subject, expectation, logs, [logs[0].result()], {}, [])
     if expectation is not None:
         logs[0].run("plan", 1, plan_expectation(expectation, subject))
     check_structure(subject, expectation, logs[0], last_level=level == "structure")

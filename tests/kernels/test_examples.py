@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmq.kernels import ops
-from mmq.kernels.reference import blocks, e4m3
+from mmq.kernels.reference import blocks, e4m3, scale_search
 
 BACKENDS = ["cpu", "torch-table", "reference"]
 
@@ -37,6 +37,21 @@ def test_nvfp4_from_codes(backend):
     )
     assert out.scale.tolist() == [[0x1B, 0x38]]
     assert out.packed[0, :2].tolist() == [0x97, 0x03]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_search(backend):
+    """The `max` code stays, against its neighbours and against the code of the same error."""
+    values = padded([0.5, -0.34, 0.25, 0], 16)
+    s2 = np.float32(2.0**-7)
+    out = ops.quantize_nvfp4_from_float(values, "F32", s2, search="mse", backend=backend)
+    assert out.scale.tolist() == [[0x53]]
+    assert out.packed[0, :2].tolist() == [0xE7, 0x05]
+    codes = torch.tensor([[0x53, 0x52, 0x54, 0x58, 0x5B]], dtype=torch.uint8)
+    blocks = torch.from_numpy(values).expand(5, 16)[None]
+    errors = scale_search.block_errors(blocks, codes, torch.tensor(float(s2)), None)
+    expected = [5.23, 32.39, 100.07, 20.07, 5.23]
+    assert errors[0].tolist() == pytest.approx(expected, abs=0.005)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

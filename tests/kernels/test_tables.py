@@ -84,6 +84,12 @@ def test_no_code_outside_e4m3_can_win():
     assert tables.REGULAR_SEARCH[0] + min(tables.CANDIDATES) == tables.REGULAR_MAX[0] == 8
 
 
+def test_candidates_are_in_the_order_that_breaks_ties():
+    by_rule = sorted(tables.CANDIDATES, key=lambda offset: (abs(offset), offset))
+    assert list(tables.CANDIDATES) == by_rule
+    assert set(tables.CANDIDATES) == set(range(-4, 8))
+
+
 def test_tables_are_shared_and_cannot_be_written():
     errors, rows = tables.search_tables(C)
     assert tables.search_tables(C)[0] is errors

@@ -42,6 +42,7 @@ from .simd import (
 MAX, MSE, FOUR_OVER_SIX = 0, 1, 2
 
 _CANDIDATES = np.array(CANDIDATES)
+_SMALLEST = CANDIDATES.index(min(CANDIDATES))
 _FIRST, _LAST = REGULAR_SEARCH
 _HOPELESS = 2.0**60
 
@@ -73,32 +74,43 @@ def least_lane(errors: Lanes) -> Int:
 
 
 @jit
-def _square(t: Lanes, first: Int, number: Int, c: np.float32) -> Lanes:
-    """f32(d²) under one candidate: F32 alone, because d is exact (Sterbenz: q is near t, or 0)."""
-    code = min(max(first + _CANDIDATES[number], np.int64(1)), np.int64(126))
-    step = f32x16(E4M3[code] * c)
+def _square(t: Lanes, w: Lanes, first: Int, number: Int, c: np.float32) -> Lanes:
+    """f32(d²) · w under one candidate: all F32, because d is exact (q is near t, or 0)."""
+    step = f32x16(E4M3[_candidate(first, number)] * c)
     d = t - round_to_e2m1(t / step) * step
-    return d * d
+    return d * d * w
 
 
 @jit
-def _four_squares(t: Lanes, first: Int, number: Int, c: np.float32) -> Lanes:
+def _candidate(first: Int, number: Int) -> Int:
+    return min(max(first + _CANDIDATES[number], np.int64(1)), np.int64(126))
+
+
+@jit
+def _four_squares(t: Lanes, w: Lanes, first: Int, number: Int, c: np.float32) -> Lanes:
     """Sums of four columns under four candidates, four lanes each."""
     return _add_neighbours(
-        _add_neighbours(_square(t, first, number, c), _square(t, first, number + 1, c)),
-        _add_neighbours(_square(t, first, number + 2, c), _square(t, first, number + 3, c)),
+        _add_neighbours(_square(t, w, first, number, c), _square(t, w, first, number + 1, c)),
+        _add_neighbours(_square(t, w, first, number + 2, c), _square(t, w, first, number + 3, c)),
     )
 
 
 @jit
-def _best_candidate(magnitude: Lanes, first: Int, c: np.float32, power: np.float32) -> Int:
-    """The `mse` code of a regular block: a lane for each candidate, nearest to `first` first."""
-    t = magnitude * f32x16(power)
-    ab = _add_neighbours(_four_squares(t, first, 0, c), _four_squares(t, first, 4, c))
-    last = _four_squares(t, first, 8, c)
+def _best_candidate(t: Lanes, w: Lanes, first: Int, c: np.float32) -> tuple[Int, np.float32]:
+    """The `mse` code of a regular block among twelve, a lane each, and its error."""
+    ab = _add_neighbours(_four_squares(t, w, first, 0, c), _four_squares(t, w, first, 4, c))
+    last = _four_squares(t, w, first, 8, c)
     errors = _add_neighbours(ab, _add_neighbours(last, last))
-    code = first + _CANDIDATES[least_lane(errors)]
-    return min(max(code, np.int64(1)), np.int64(126))
+    least = np.uint32(smallest_i32(bits_of(errors))).view(np.float32)
+    return _candidate(first, least_lane(errors)), least
+
+
+@jit
+def _smaller_cannot_win(t: Lanes, w: Lanes, first: Int, c: np.float32, least: np.float32) -> bool:
+    """Whether what lies beyond 6 steps of the smallest candidate alone is a larger error."""
+    beyond = t > f32x16(np.float32(6.0) * (E4M3[first + _CANDIDATES[_SMALLEST]] * c))
+    squares = _square(t, w, first, _SMALLEST, c)
+    return bool(_tree_sum(select(beyond, squares, f32x16(0.0))) > least)
 
 
 @jit
@@ -199,10 +211,14 @@ def quantize_block(
             w = load_f32x16(weights)
         if search == FOUR_OVER_SIX:
             code = _better_of_two(magnitude, w, amax, code, s2, c, power)
-        elif weights == 0 and not everything and _FIRST <= code <= _LAST:
-            code = _best_candidate(magnitude, code, np.float32(c), np.float32(power))
         else:
-            code = _best_code(magnitude, w, amax, code, s2, c, power, everything)
+            first, found = code, False
+            if not everything and _FIRST <= code <= _LAST:
+                t = magnitude * f32x16(np.float32(power))
+                code, least = _best_candidate(t, w, first, np.float32(c))
+                found = weights == 0 or _smaller_cannot_win(t, w, first, np.float32(c), least)
+            if not found:
+                code = _best_code(magnitude, w, amax, first, s2, c, power, everything)
     quotient = magnitude / f32x16(E4M3[code] * s2)
     store(packed, pack_nibbles(encode_e2m1(quotient, x)))
     return code

@@ -58,7 +58,7 @@ def cache_folder() -> Path | None:
     """
     for base in _bases():
         if _is_writable(base):
-            return base / f"numba-{source_digest(_HERE)}"
+            return base / f"numba-{_DIGEST}"
     return None
 
 
@@ -70,6 +70,9 @@ def source_digest(folder: Path) -> str:
         digest.update(f"{path.name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
+
+
+_DIGEST = source_digest(_HERE)
 
 
 def _bases() -> list[Path]:

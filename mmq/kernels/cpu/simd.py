@@ -131,13 +131,15 @@ def _splat(vector: Vector, name: str) -> Any:
     return _named(typed, name)
 
 
-def _load(vector: Vector, name: str) -> Any:
+def _load(kind: Any, name: str) -> Any:
+    """A vector or a number, at any address."""
+
     def typed(typing_context: Any, address: Any) -> Any:
         def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-            pointer = context.get_value_type(vector).as_pointer()
+            pointer = context.get_value_type(kind).as_pointer()
             return b.load(b.inttoptr(args[0], pointer), align=1)
 
-        return vector(types.intp), codegen
+        return kind(types.intp), codegen
 
     return _named(typed, name)
 
@@ -221,6 +223,8 @@ f32x16 = _splat(_F32X16, "f32x16")
 f64x16 = _splat(_F64X16, "f64x16")
 f64x8 = _splat(_F64X8, "f64x8")
 
+load_u8 = _load(types.uint8, "load_u8")
+load_u64 = _load(types.uint64, "load_u64")
 load_u8x8 = _load(_U8X8, "load_u8x8")
 load_u8x16 = _load(_U8X16, "load_u8x16")
 load_u8x32 = _load(_U8X32, "load_u8x32")
@@ -285,26 +289,6 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp, value), codegen
-
-
-@_operation
-def load_u8(typing_context: Any, address: Any) -> Any:
-    """One byte."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.load(b.inttoptr(args[0], ir.IntType(8).as_pointer()))
-
-    return types.uint8(types.intp), codegen
-
-
-@_operation
-def load_u64(typing_context: Any, address: Any) -> Any:
-    """Eight bytes as a number, in the processor's byte order."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.load(b.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
-
-    return types.uint64(types.intp), codegen
 
 
 @_operation

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
 
 from ..results import F32, F64, MAX_SCALES, U8, U16, AnyArray, ScaleChoice
-from . import amax, blocks, mxfp8, nvfp4
+from . import amax, mxfp8, nvfp4
+from .blocks import row_sums_kernel
 
 # The ptxas of 3.6 contracts paired products and sums on Blackwell although told not to:
 # `cross_compile.faults` finds it in the weighted search.
@@ -58,21 +60,17 @@ def device() -> torch.device:
 
 def mxfp8_amax(codes_OK: U8, scale_OG: U8) -> np.float32:
     """The largest magnitude of an MXFP8 tensor; inf where it overflows F32."""
-    largest = _empty(triton.cdiv(codes_OK.size, TILE), torch.int32)
-    arguments = _upload(codes_OK), _upload(scale_OG), largest, scale_OG.size
-    _launch(amax.mxfp8_amax_kernel, codes_OK.size, TILE, *arguments)
-    return np.int32(largest.max().item()).view(np.float32)
+    source = _upload(codes_OK), _upload(scale_OG)
+    return _largest(amax.mxfp8_amax_kernel, source, codes_OK.size, scale_OG.size)
 
 
 def float_amax(values: F32 | U16) -> np.float32:
     """The largest magnitude of F32 numbers, or of BF16 numbers as bits; inf or NaN if it holds one.
 
     Args:
-        values: of any shape, not empty.
+        values: of any shape.
     """
-    largest = _empty(triton.cdiv(values.size, TILE), torch.int32)
-    _launch(amax.float_amax_kernel, values.size, TILE, _upload(values), largest, values.size)
-    return np.int32(largest.max().item()).view(np.float32)
+    return _largest(amax.float_amax_kernel, (_upload(values),), values.size, values.size)
 
 
 def quantize_nvfp4_from_mxfp8(
@@ -95,12 +93,12 @@ def quantize_nvfp4_from_f32(
 
 def quantize_mxfp8_from_f32(values_OK: F32 | U16) -> tuple[U8, U8, F64]:
     """Finite F32 numbers, or BF16 bits, to codes U8 [O, K], exponents U8 [O, K/32], errors."""
+    rows_O, columns_K = values_OK.shape
     groups = values_OK.size // 32
     codes, exponents = _empty(values_OK.size, torch.uint8), _empty(groups, torch.uint8)
-    errors = _empty(3 * groups, torch.float64)
-    arguments = _upload(values_OK), codes, exponents, errors, groups
-    _launch(mxfp8.quantize_mxfp8_kernel, values_OK.size, TILE, *arguments)
-    return _quantized(values_OK.shape[0], codes, exponents, errors)
+    outputs = codes, exponents, _empty(3 * groups, torch.float64)
+    _launch(mxfp8.quantize_mxfp8_kernel, values_OK.size, TILE, _upload(values_OK), *outputs, groups)
+    return _quantized(*outputs, (columns_K, columns_K // 32), rows_O)
 
 
 def dequantize_mxfp8_bf16(codes_OK: U8, scale_OG: U8) -> U16:
@@ -134,7 +132,7 @@ def _dequantize_nvfp4(packed_OP: U8, scale_OB: U8, s2: np.float32, dtype: torch.
     values = _empty(packed_OP.size * 2, dtype)
     arguments = _upload(packed_OP), _upload(scale_OB), values, float(s2), scale_OB.size
     _launch(nvfp4.dequantize_nvfp4_kernel, values.numel(), PACKED_TILE, *arguments)
-    return values.cpu().numpy().reshape(packed_OP.shape[0], -1)
+    return values.cpu().numpy().reshape(packed_OP.shape[0], packed_OP.shape[1] * 2)
 
 
 def _upload(array: AnyArray) -> Tensor:
@@ -144,6 +142,16 @@ def _upload(array: AnyArray) -> Tensor:
 
 def _empty(count: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, dtype=dtype, device=device())
+
+
+def _largest(
+    kernel: triton.JITFunction, source: tuple[Tensor, ...], elements: int, count: int
+) -> np.float32:
+    """The largest of what `kernel` finds in each tile; 0 of nothing."""
+    tiles = max(1, triton.cdiv(elements, TILE))
+    largest = torch.zeros(tiles, dtype=torch.int32, device=device())
+    _launch(kernel, elements, TILE, *source, largest, count)
+    return np.int32(largest.max().item()).view(np.float32)
 
 
 def _quantize_nvfp4(
@@ -164,38 +172,51 @@ def _quantize_nvfp4(
     arguments = *source, *outputs, float(s2), count, importance, columns_K // 16
     flags = {"SEARCH": choice.search, "WEIGHTED": weighted, "ERRORS": choice.errors}
     _launch(kernel, rows_O * columns_K, TILE, *arguments, **flags)
-    return _quantized(rows_O, packed, scale, errors)
+    return _quantized(*outputs, (columns_K // 2, columns_K // 16), rows_O)
 
 
 def _launch(
     kernel: triton.JITFunction, count: int, tile: int, *arguments: object, **flags: object
 ) -> None:
     """Run `kernel` over `count` elements, `tile` a program."""
-    kernel[(triton.cdiv(count, tile),)](*arguments, TILE=tile, **flags, **settings(THREADS))
+    options = settings(THREADS, flags.get("SEARCH", "max"))
+    if count:
+        kernel[(triton.cdiv(count, tile),)](*arguments, TILE=tile, **flags, **options)
 
 
-def settings(threads: int, warp_size: int | None = None) -> dict[str, object]:
-    """Launch options: no operation may be fused, or bits would depend on the device."""
-    if warp_size is None:
-        warp_size = _warp_size()
-    return {"num_warps": max(1, threads // warp_size), "enable_fp_fusion": False}
+def settings(
+    threads: int, search: str = "max", target: GPUTarget | None = None
+) -> dict[str, object]:
+    """Launch options on `target`, by default the current device's, for scales by `search`.
+
+    No operation may be fused, or bits would depend on the device.
+    """
+    target = target or _target()
+    options = {"num_warps": max(1, threads // target.warp_size), "enable_fp_fusion": False}
+    if target.backend == "cuda" and search != "max":
+        # Without a limit ptxas spills a register or two to let more programs run at a time.
+        options["maxnreg"] = 160
+    return options
 
 
 @functools.cache
-def _warp_size() -> int:
+def _target() -> GPUTarget:
     if device().type == "cpu":
-        return 32
-    return triton.runtime.driver.active.get_current_target().warp_size
+        return GPUTarget("cuda", 90, 32)  # the interpreter ignores options
+    return triton.runtime.driver.active.get_current_target()
 
 
-def _quantized(rows: int, elements: Tensor, scale: Tensor, errors: Tensor) -> tuple[U8, U8, F64]:
+def _quantized(
+    elements: Tensor, scale: Tensor, errors: Tensor, widths: tuple[int, int], rows: int
+) -> tuple[U8, U8, F64]:
     """Elements and scales by rows; block errors added up along each row, if there are any."""
+    sums = errors
     if errors.numel():
         sums = _empty(rows * 3, torch.float64)
         grid = (triton.cdiv(rows, ROWS),)
-        arguments = errors, sums, rows, scale.numel() // rows
-        blocks.row_sums_kernel[grid](*arguments, R=ROWS, **settings(ROWS))
-    else:
-        sums = errors
-    by_rows = (tensor.cpu().numpy().reshape(rows, -1) for tensor in (elements, scale))
+        row_sums_kernel[grid](errors, sums, rows, widths[1], R=ROWS, **settings(ROWS))
+    by_rows = (
+        tensor.cpu().numpy().reshape(rows, width)
+        for tensor, width in zip((elements, scale), widths, strict=True)
+    )
     return *by_rows, sums.cpu().numpy().reshape(-1, 3)

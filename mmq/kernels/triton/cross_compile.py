@@ -153,7 +153,8 @@ def compile_variant(
         constexprs={(kernel.arg_names.index(name),): v for name, v in constants.items()},
         attrs=aligned,
     )
-    options = options or settings(variant.threads, gpu.warp_size)
+    search = variant.constants.get("SEARCH", "max")
+    options = options or settings(variant.threads, search, gpu)
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         result = triton.compile(source, target=gpu, options=dict(options))

@@ -92,9 +92,8 @@ def better_scale(
         best_error_B = _block_errors(x_BJ, t_BJ, best_B, s2, c, weights_BJ, WEIGHTED)
         best_B = tl.where(best_error_B < first_error_B, best_B, first_B)
     else:
-        best_B = first_B
+        best_B = first_B + 127  # farther than any code
         least_B = tl.full((B,), float("inf"), tl.float32)
-        nearest_B = tl.full((B,), 127, tl.int32)
         highest_B = 126 - first_B
         if SHORT:
             window_B = tl.minimum(tl.maximum(15 - first_B, 8), highest_B)
@@ -103,16 +102,14 @@ def better_scale(
         if not WEIGHTED:
             lowest = tl.maximum(lowest, -16)
         for offset in range(lowest, tl.max(highest_B, 0) + 1):
-            code_B = first_B + offset
-            exists_B = (code_B > 0) & (code_B < 127)
-            error_B = _block_errors(x_BJ, t_BJ, code_B & 127, s2, c, weights_BJ, WEIGHTED)
-            distance_B = tl.abs(code_B - first_B)
+            # A block with fewer codes than others tries its last one again, which changes nothing.
+            code_B = tl.minimum(tl.maximum(first_B + offset, 1), 126)
+            error_B = _block_errors(x_BJ, t_BJ, code_B, s2, c, weights_BJ, WEIGHTED)
+            nearer_B = tl.abs(code_B - first_B) < tl.abs(best_B - first_B)
             # Codes ascend, so that of two equally near ones the smaller stays.
-            better_B = (error_B < least_B) | ((error_B == least_B) & (distance_B < nearest_B))
-            better_B = better_B & exists_B
+            better_B = (error_B < least_B) | ((error_B == least_B) & nearer_B)
             best_B = tl.where(better_B, code_B, best_B)
             least_B = tl.where(better_B, error_B, least_B)
-            nearest_B = tl.where(better_B, distance_B, nearest_B)
     # From here on no scale can hold a block, all saturate, and squares may overflow.
     hopeless_B = amax_B.to(tl.float64) >= s2.to(tl.float64) * 2.0**60
     return tl.where(hopeless_B, first_B, best_B)

@@ -10,13 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 
-def _with_tile(tile, function, *arguments):
-    from mmq.kernels.triton import backend
-
-    backend.TILE, backend.PACKED_TILE = tile, 2 * tile
-    return function(*arguments)
-
-
 @pytest.fixture(scope="session")
 def interpreted():
     """A function (function, *arguments) that calls it where TRITON_INTERPRET=1.
@@ -24,13 +17,15 @@ def interpreted():
     Programs take 16 times the elements they take on a GPU, unless `tile` says otherwise: the
     interpreter spends its time on programs and operations, not on elements.
     """
+    from interpreted_process import call_with_tile  # imports Triton, which not every machine has
+
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TRITON_INTERPRET", "1")
         assert pool.submit(os.getenv, "TRITON_INTERPRET").result(timeout=60) == "1"
 
     def call(function, *arguments, tile=32768):
-        return pool.submit(_with_tile, tile, function, *arguments).result(timeout=600)
+        return pool.submit(call_with_tile, tile, function, *arguments).result(timeout=600)
 
     with pool:
         yield call

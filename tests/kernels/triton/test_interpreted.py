@@ -189,6 +189,21 @@ def test_odd_shapes(assert_same, random_mxfp8, shape):
     assert check("quantize_nvfp4_from_f32", f32, s2, no_errors)[2].shape == (0, 3)
 
 
+def test_no_rows(interpreted):
+    codes, exponents = np.empty((0, 64), np.uint8), np.empty((0, 2), np.uint8)
+    assert interpreted(backend.mxfp8_amax, codes, exponents) == 0
+    assert interpreted(backend.dequantize_mxfp8_bf16, codes, exponents).shape == (0, 64)
+    f32 = np.empty((0, 64), np.float32)
+    assert interpreted(backend.float_amax, f32) == 0
+    shapes = [a.shape for a in interpreted(backend.quantize_nvfp4_from_f32, f32, np.float32(1))]
+    assert shapes == [(0, 32), (0, 4), (0, 3)]
+    assert [a.shape for a in interpreted(backend.quantize_mxfp8_from_f32, f32)] == [
+        (0, 64), (0, 2), (0, 3)
+    ]  # fmt: skip
+    values = interpreted(backend.dequantize_nvfp4_f32, codes, np.empty((0, 8)), np.float32(1))
+    assert values.shape == (0, 128)
+
+
 def importance(columns):
     """Weights over 2^40, some of them 0."""
     weights = np.exp2(np.random.default_rng(4).uniform(-20, 20, columns)).astype(np.float32)
