@@ -101,3 +101,45 @@ def _decaying(count, rng):
 def _far_below(count, rng):
     """Blocks 2^−8 to 2^−24 below the tensor's largest: small and subnormal scales, or none."""
     return rng.standard_normal((count, 16)) * np.exp2(rng.uniform(-24, -8, (count, 1)))
+
+
+#: A global scale of the search's rule, for blocks whose largest element is about 1.
+S2 = 19 / 16 * 2.0**-10
+
+
+def near_ties(count, seed):
+    """Blocks in which two scales under S2 leave the same error, but for the last bits of F32.
+
+    One element is moved to where the exact errors meet: between two codes they differ linearly in
+    an element as long as its E2M1 levels stay. What is chosen then hangs on every rounding.
+    """
+    rng = np.random.default_rng(seed)
+    x = np.abs(rng.standard_normal((8 * count, 16))) * rng.uniform(0.1, 0.3, (8 * count, 1))
+    steps = _e4m3(np.arange(8, 127)) * S2
+    errors, products = _errors(x, steps)
+    best, second = np.argsort(errors, axis=1)[:, :2].T
+    rows = np.arange(len(x))
+    gap = products[rows, second] - products[rows, best]
+    column = np.abs(gap).argmax(axis=1)
+    # The gap is 0 where both codes store the same values: those blocks are dropped below.
+    shift = (errors[rows, second] - errors[rows, best]) / np.where(gap == 0, 1, 2 * gap)[
+        rows, column
+    ]
+    moved = x.copy()
+    moved[rows, column] += shift
+    moved = np.abs(moved).astype(np.float32)
+    after, _ = _errors(moved.astype(np.float64), steps)
+    least = after.min(axis=1)
+    tied = (after[rows, best] < least * (1 + 1e-6)) & (after[rows, second] < least * (1 + 1e-6))
+    return (moved * _signs(moved.shape, rng).astype(np.float32))[tied][:count]
+
+
+def _e4m3(code):
+    return np.ldexp(8.0 + (code & 7), (code >> 3) - 10)
+
+
+def _errors(x, steps):
+    """Exact errors F64 [n, steps] and the stored values F64 [n, steps, 16] of |x|."""
+    quotient = x[:, None, :] / steps[:, None]
+    products = E2M1[np.searchsorted(MIDPOINTS, quotient)] * steps[:, None]
+    return ((x[:, None, :] - products) ** 2).sum(axis=-1), products

@@ -117,6 +117,23 @@ def test_columns_that_do_not_count_are_given_up():
     assert restored[0] < 0.1
 
 
+def test_how_far_down_depends_on_the_weight_of_the_largest():
+    """It counts for 1 to 1/1000: at some weight scales too small for it begin to win."""
+    blocks = np.abs(sample_blocks.gaussian(6400, seed=47)).reshape(-1, 16)
+    blocks = -np.sort(-blocks, axis=1)  # the largest first
+    blocks[:, 0] *= 1.5
+    distances = []
+    for weight in np.geomspace(1, 1e-3, 16):
+        importance = np.ones(16, np.float32)
+        importance[0] = weight
+        definition = quantize(blocks, importance=importance, backend="reference")
+        ours = quantize(blocks, importance=importance, backend="cpu")
+        np.testing.assert_array_equal(ours.scale, definition.scale)
+        first = quantize(blocks, "four-over-six")
+        distances.append((ours.scale.astype(int) - first.scale).min())
+    assert distances[0] > -16 > distances[-1]
+
+
 @pytest.mark.parametrize(
     ("importance", "complaint"),
     [

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import sample_blocks
+import torch
 
-from mmq.kernels import ops
+from mmq.kernels import ops, tables
+from mmq.kernels.cpu import code_blocks
+from mmq.kernels.reference import scale_search
 from mmq.quantize.global_scale import MIN_GLOBAL_SCALE, nvfp4_global_scale
 
 FAST = ["cpu", "torch-table"]
@@ -44,6 +47,56 @@ def check_blocks(blocks):
 def test_is_the_best_of_all_codes(blocks):
     """Five times 20,000 blocks, a third of them in each source format."""
     check_blocks(blocks(20_000 // 3 // 4 * 4, seed=1))
+
+
+def test_every_rounding_of_the_error_counts():
+    """Near ties: another order of additions, or wider ones, would choose other codes in many."""
+    blocks = sample_blocks.near_ties(1000, seed=13)
+    assert len(blocks) == 1000
+    s2 = np.float32(sample_blocks.S2)
+    definition = ops.quantize_nvfp4_from_float(blocks, "F32", s2, search="mse", backend="reference")
+    weights = np.ones(16, np.float32)
+    for backend in FAST:
+        options = {"search": "mse", "backend": backend}
+        assert_same(ops.quantize_nvfp4_from_float(blocks, "F32", s2, **options), definition)
+        weighted = ops.quantize_nvfp4_from_float(blocks, "F32", s2, importance=weights, **options)
+        assert_same(weighted, definition)
+
+
+def test_tree_of_the_definition():
+    x = np.random.default_rng(14).random((50, 16)).astype(np.float32)
+    tree = scale_search.tree_sum(torch.from_numpy(x)).numpy()
+    a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q = x.T
+    by_hand = (((a + b) + (c + d)) + ((e + f) + (g + h))) + (
+        ((i + j) + (k + m)) + ((n + o) + (p + q))
+    )
+    np.testing.assert_array_equal(tree, by_hand)
+
+
+def test_rows_of_tables_are_added_in_the_order_of_the_tree():
+    """With a table of near ties instead of errors, so that the order decides."""
+    rng = np.random.default_rng(15)
+    ulps = 1 + rng.integers(-2, 3, (128, 128, 16)) * 2.0**-24
+    table = (rng.uniform(0.5, 1, (128, 128, 1)) * ulps).astype(np.float32)
+    table[:, :, len(tables.CANDIDATES) :] = np.inf
+    rows = tables.search_tables(19 / 16)[1]
+    codes = rng.integers(1, 127, (1, 64_000)).astype(np.uint8)
+    exponents = np.full((1, 2_000), 122, np.uint8)
+    packed, scale = np.empty((1, 32_000), np.uint8), np.empty((1, 4_000), np.uint8)
+    s2 = np.float32(19 / 16 * 2.0**-5)
+    code_blocks.quantize_nvfp4_codes_mse(
+        codes, exponents, table, rows, 5 - 127, s2, 19 / 16, 2.0**5, packed, scale, np.empty((0, 3))
+    )
+    blocks = codes.reshape(-1, 16)
+    largest = blocks.max(axis=1)
+    sums = table[largest[:, None], blocks]
+    while sums.shape[1] > 1:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+    lanes = sums[:, 0].argmin(axis=1)
+    regular = largest > 0x50
+    assert regular.sum() > 3_900
+    expected = rows[largest, lanes, 7].astype(int) - tables.CODE_BIAS
+    np.testing.assert_array_equal(scale[0][regular], expected[regular])
 
 
 @pytest.mark.slow
@@ -212,13 +265,19 @@ def test_ties_go_to_the_nearest_code_then_the_smaller(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_hopeless_blocks_keep_the_max_code(backend):
-    values = np.full((1, 16), 1e30, np.float32)
-    values[0, 1:] = np.float32(5e-8)
+@pytest.mark.parametrize(("ratio", "kept"), [(2.0**60, True), (2.0**59.9, False)])
+def test_hopeless_blocks_keep_the_max_code(backend, ratio, kept):
+    """From amax = 2^60 · s2 on; below, columns that do not count are given up for the others."""
+    s2 = np.float32(19 / 16 * 2.0**-30)
+    values = np.full((1, 16), s2 * 6, np.float32)
+    values[0, 7] = s2 * np.float32(ratio)
+    importance = np.ones(16, np.float32)
+    importance[7] = 0
     out = ops.quantize_nvfp4_from_float(
-        values, "F32", np.float32(2.0**-30), search="mse", backend=backend
+        values, "F32", s2, search="mse", importance=importance, backend=backend
     )
-    assert out.scale[0, 0] == 0x7E
+    # 12 · 0.5 is 6 exactly, and of the scales that can say so 12 is the nearest to 448.
+    assert out.scale[0, 0] == (0x7E if kept else 0x54)
 
 
 def test_searches_never_do_worse_than_max():
