@@ -138,7 +138,8 @@ def _outcome(
 )  # fmt: skip
 @click.option(
     "--scale-search", type=click.Choice(["mse", "max", "four-over-six"]), default="mse",
-    show_default=True, help="NVFP4 block scales: of least error, as ModelOpt has them, or the better of 4 and 6.",
+    show_default=True,
+    help="NVFP4 block scales: of least error, as ModelOpt has them, or the better of 4 and 6.",
 )  # fmt: skip
 @click.option(
     "--importance", metavar="FILE",
