@@ -120,7 +120,7 @@ def convert(source: Path, out: Path, jobs: int) -> dict[str, float]:
     shutil.rmtree(out, ignore_errors=True)
     evict_all(source)
     command = [sys.executable, "-m", "mmq", "--json", "convert", str(source), str(out),
-               "--to", "nvfp4", "--jobs", str(jobs)]  # fmt: skip
+               "--jobs", str(jobs), "--max-shard-size", "1GB"]  # fmt: skip
     before, start = os.times(), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wall, after = time.perf_counter() - start, os.times()

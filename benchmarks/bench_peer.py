@@ -87,10 +87,10 @@ class Tool:
 
 
 TOOLS = (
-    Tool("mmq", "bf16", "python -m mmq convert bf16 out --to nvfp4 --jobs 2"),
+    Tool("mmq", "bf16", "python -m mmq convert bf16 out --scale-search max --jobs 2"),
     Tool("llm-compressor, `max_workers=1`", "bf16", "venv/bin/python peer.py bf16 out 1"),
     Tool("llm-compressor, `max_workers=2`", "bf16", "venv/bin/python peer.py bf16 out 2"),
-    Tool("mmq, from MXFP8", "mxfp8", "python -m mmq convert mxfp8 out --to nvfp4 --jobs 2"),
+    Tool("mmq, from MXFP8", "mxfp8", "python -m mmq convert mxfp8 out --scale-search max --jobs 2"),
 )
 ON_MXFP8 = "venv/bin/python peer.py mxfp8 out 1"
 
