@@ -44,7 +44,8 @@ def main() -> None:
     parser.add_argument("--layer", type=Path, help="folder for a full-size layer and its output")
     folder = parser.parse_args().layer
     text = README.read_text("utf-8")
-    plan = show(ROOT, "mmq convert minimax-m3-mxfp8-mtp OUT --to nvfp4 --dry-run")
+    # from the root, so that the free disk is told of no folder of the one who ran this
+    plan = show(Path("/"), "mmq convert minimax-m3-mxfp8-mtp OUT --to nvfp4 --dry-run")
     text = fill(text, "dry-run", plan)
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
