@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.completeness import check_architecture, check_complete
 from mmq.convert.importance import open_importance
-from mmq.convert.modules import NVFP4_LAYOUT_OF, PLAIN, Module, group_modules
+from mmq.convert.modules import NVFP4_LAYOUT_OF, Module, group_modules
 from mmq.convert.options import ConvertOptions
 from mmq.convert.plan_tasks import TaskBuilder
 from mmq.convert.safetensors_header import TensorInfo, header_bytes
@@ -313,6 +313,3 @@ def _aligned(tasks: list[Task]) -> tuple[Task, ...]:
         return 1 if all(o.nbytes % 4 == 0 for o in task.outputs) else 66 - width
 
     return tuple(sorted(tasks, key=rank))
-
-
-__all__ = ["PLAIN", "ConversionPlan", "Dropped", "build_plan", "is_kv_scale"]
