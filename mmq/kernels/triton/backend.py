@@ -4,14 +4,9 @@ Arrays go to the device whole, one kernel runs, results come back. The functions
 BF16 as U16 bits too: half the bytes to move. Error sums are computed on the device, in the order
 that the reference defines, because they need both the source and the codes, and only the codes
 come back.
-
-With TRITON_INTERPRET=1 in the environment before the first import of Triton, the same kernels run
-in Triton's interpreter on the CPU: slow, for tests.
 """
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import torch
@@ -22,12 +17,8 @@ from triton.backends.compiler import GPUTarget
 from ..results import F32, F64, MAX_SCALES, U8, U16, AnyArray, ScaleChoice
 from . import amax, mxfp8, nvfp4
 from .blocks import row_sums_kernel
-
-# The ptxas of 3.6 contracts paired products and sums on Blackwell although told not to:
-# `cross_compile.faults` finds it in the weighted search.
-_MIN_TRITON = (3, 7)
-if tuple(int(part) for part in triton.__version__.split(".")[:2]) < _MIN_TRITON:
-    raise ImportError(f"Triton {triton.__version__} may fuse multiply-adds: 3.7 or newer is needed")
+from .launch import NoDeviceError as NoDeviceError
+from .launch import device, gpu_target, launch_options
 
 #: Threads of a program, and elements: 16 bytes of codes a thread, the widest load there is.
 THREADS = 128
@@ -36,26 +27,6 @@ TILE = THREADS * 16
 PACKED_TILE = TILE * 2
 #: Rows that one warp sums, one a thread.
 ROWS = 32
-
-
-class NoDeviceError(RuntimeError):
-    """PyTorch sees neither a CUDA nor a ROCm device."""
-
-
-@functools.cache
-def device() -> torch.device:
-    """Where the kernels run: the current GPU, or the CPU under TRITON_INTERPRET=1.
-
-    Raises:
-        NoDeviceError: there is no GPU.
-    """
-    if triton.knobs.runtime.interpret:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise NoDeviceError(
-            "PyTorch sees no CUDA or ROCm device; TRITON_INTERPRET=1 runs the kernels on the CPU"
-        )
-    return torch.device("cuda")
 
 
 def mxfp8_amax(codes_OK: U8, scale_OG: U8) -> np.float32:
@@ -187,23 +158,13 @@ def _launch(
 def settings(
     threads: int, search: str = "max", target: GPUTarget | None = None
 ) -> dict[str, object]:
-    """Launch options on `target`, by default the current device's, for scales by `search`.
-
-    No operation may be fused, or bits would depend on the device.
-    """
-    target = target or _target()
-    options = {"num_warps": max(1, threads // target.warp_size), "enable_fp_fusion": False}
+    """Launch options on `target`, by default the current device's, for scales by `search`."""
+    target = target or gpu_target()
+    options = launch_options(threads, target)
     if target.backend == "cuda" and search != "max":
         # Without a limit ptxas spills a register or two to let more programs run at a time.
         options["maxnreg"] = 160
     return options
-
-
-@functools.cache
-def _target() -> GPUTarget:
-    if device().type == "cpu":
-        return GPUTarget("cuda", 90, 32)  # the interpreter ignores options
-    return triton.runtime.driver.active.get_current_target()
 
 
 def _quantized(

@@ -1,11 +1,12 @@
-"""Compile every kernel for every target on a machine without one, and look at what came out.
+"""Compile kernels for every target on a machine without one, and look at what came out.
 
 Triton brings its own ptxas and LLVM, so that neither a GPU nor a driver nor a CUDA toolkit is
-needed. What bit-equality rests on is visible in the result: no approximate division, no fused
-multiply-add, no flushed subnormals; and what speed rests on: 16-byte loads, no spilled registers.
+needed. `arithmetic_faults` judges kernels whose bits are specified, `check` those of the forward:
+whether they use the instructions that they are written for, spill, or need too much shared memory.
 
-The one place where fused multiply-adds belong is inside an IEEE division, which GPUs compute by
-Newton steps with 5 of them; NVIDIA's path for extreme operands has another 12, once a kernel.
+Fused multiply-adds belong in two places only, IEEE divisions and square roots, which GPUs compute
+by Newton steps: 5 in a division, 2 in a root; NVIDIA's paths for extreme operands have another 12
+and 3, once a kernel.
 """
 
 from __future__ import annotations
@@ -14,91 +15,29 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import amax, blocks, mxfp8, nvfp4
-from .backend import PACKED_TILE, ROWS, THREADS, TILE, settings
+from .launch import TARGETS
 
-TARGETS = {
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_103": GPUTarget("cuda", 103, 32),
-    "sm_107": GPUTarget("cuda", 107, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
+#: Bytes of shared memory (LDS) that a program can have.
+SHARED_LIMIT = {
+    "sm_90": 232448,
+    "sm_100": 232448,
+    "sm_103": 232448,
+    "sm_107": 232448,
+    "sm_120": 101376,
+    "gfx950": 163840,
 }
-
-_TYPES = {
-    "codes": "*u8", "exponents": "*u8", "packed": "*u8", "scale": "*u8", "errors": "*fp64",
-    "largest": "*i32", "importance": "*fp32", "s2": "fp32",
-    "blocks": "i32", "groups": "i32", "count": "i32", "errors_3OB": "*fp64", "rows_O3": "*fp64",
-    "rows": "i32", "row_blocks": "i32",
-}  # fmt: skip
-_BF16, _F32 = {"values": "*u16"}, {"values": "*fp32"}
-_PLAIN = {"TILE": TILE}
-_MAX = {"TILE": TILE, "SEARCH": "max", "WEIGHTED": False, "ERRORS": True}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A kernel for one set of argument types, and the loads it is to have.
-
-    Attributes:
-        loads: bytes a thread loads at a time; 16 for elements, less for block scales.
-        types: of the arguments whose type varies.
-        constants: of the kernel's tl.constexpr parameters.
-        remainders: integer remainders, which AMD computes with a reciprocal.
-    """
-
-    name: str
-    kernel: triton.JITFunction
-    loads: frozenset[int]
-    types: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, object] = field(default_factory=lambda: _PLAIN)
-    threads: int = THREADS
-    remainders: int = 0
-
-
-_FROM_MXFP8 = nvfp4.quantize_nvfp4_from_mxfp8_kernel
-_FROM_FLOAT = nvfp4.quantize_nvfp4_from_float_kernel
-_MSE, _FOUR_OVER_SIX = _MAX | {"SEARCH": "mse"}, _MAX | {"SEARCH": "four-over-six"}
-_ONE_SIZE, _CODES, _PACKED = frozenset({16}), frozenset({16, 1}), frozenset({16, 2})
-
-VARIANTS = [
-    Variant("MXFP8 → NVFP4 max", _FROM_MXFP8, _CODES, {}, _MAX),
-    Variant("MXFP8 → NVFP4 max, no errors", _FROM_MXFP8, _CODES, {}, _MAX | {"ERRORS": False}),
-    Variant("MXFP8 → NVFP4 mse", _FROM_MXFP8, _CODES, {}, _MSE),
-    Variant(
-        "MXFP8 → NVFP4 mse, weighted", _FROM_MXFP8, _CODES, {}, _MSE | {"WEIGHTED": True},
-        remainders=1,
-    ),
-    Variant("MXFP8 → NVFP4 four-over-six", _FROM_MXFP8, _CODES, {}, _FOUR_OVER_SIX),
-    Variant("BF16 → NVFP4 max", _FROM_FLOAT, _ONE_SIZE, _BF16, _MAX),
-    Variant("BF16 → NVFP4 mse", _FROM_FLOAT, _ONE_SIZE, _BF16, _MSE),
-    Variant("F32 → NVFP4 max", _FROM_FLOAT, _ONE_SIZE, _F32, _MAX),
-    Variant("F32 → NVFP4 mse", _FROM_FLOAT, _ONE_SIZE, _F32, _MSE),
-    Variant("BF16 → MXFP8", mxfp8.quantize_mxfp8_kernel, _ONE_SIZE, _BF16),
-    Variant("F32 → MXFP8", mxfp8.quantize_mxfp8_kernel, _ONE_SIZE, _F32),
-    Variant("NVFP4 → BF16", nvfp4.dequantize_nvfp4_kernel, _PACKED, _BF16, {"TILE": PACKED_TILE}),
-    Variant("NVFP4 → F32", nvfp4.dequantize_nvfp4_kernel, _PACKED, _F32, {"TILE": PACKED_TILE}),
-    Variant("MXFP8 → BF16", mxfp8.dequantize_mxfp8_kernel, _CODES, _BF16),
-    Variant("MXFP8 → F32", mxfp8.dequantize_mxfp8_kernel, _CODES, _F32),
-    Variant("amax of MXFP8", amax.mxfp8_amax_kernel, _CODES),
-    Variant("amax of BF16", amax.float_amax_kernel, _ONE_SIZE, _BF16),
-    Variant("amax of F32", amax.float_amax_kernel, _ONE_SIZE, _F32),
-    Variant("error sums of rows", blocks.row_sums_kernel, frozenset({8}), {}, {"R": ROWS}, ROWS),
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one variant became on one target.
+    """What a kernel became on a target.
 
     Attributes:
         assembly: PTX, or AMD assembly.
@@ -110,6 +49,8 @@ class Compiled:
         shared: bytes of shared memory (LDS) of a program.
         loads: loads from global memory in the code, by bytes.
         divisions: IEEE F32 divisions.
+        roots: F32 square roots: IEEE ones (AMD: all).
+        machine_text: the machine code as text; empty where the disassembler cannot read it.
     """
 
     target: str
@@ -121,40 +62,44 @@ class Compiled:
     shared: int
     loads: Counter[int]
     divisions: int
+    roots: int = 0
     unread: str = ""
+    machine_text: str = ""
 
 
-def compile_variant(
-    variant: Variant,
+def compile_kernel(
+    kernel: triton.JITFunction,
+    types: Mapping[str, str],
+    constants: Mapping[str, object],
     target: str,
+    options: Mapping[str, object],
     *,
-    ones: frozenset[str] = frozenset(),
-    options: Mapping[str, object] | None = None,
+    odd: Collection[str] = (),
 ) -> Compiled:
     """Compile as a launch would: aligned pointers, and counts that are multiples of 16.
 
     Args:
-        ones: arguments that are 1, which Triton turns into constants.
-        options: instead of the launch options of the backend.
+        types: Triton's name of each argument's type, such as "*u8", "*bf16", "i32", "fp32"; names
+            that the kernel does not have are ignored.
+        constants: of the `tl.constexpr` parameters, and of arguments that are 1 or None, which
+            Triton turns into constants.
+        target: a name of `TARGETS`.
+        options: launch options, such as `launch_options` gives.
+        odd: pointers and I32 arguments that are not multiples of 16.
     """
-    gpu = TARGETS[target]
-    kernel = variant.kernel
-    types = {**_TYPES, **variant.types}
-    constants = {**variant.constants, **dict.fromkeys(ones, 1)}
-    signature = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
+    gpu, names = TARGETS[target], kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
     aligned = {
         (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(kernel.arg_names)
-        if signature[name].startswith("*") or signature[name] == "i32"
+        for i, name in enumerate(names)
+        if name not in odd and (signature[name].startswith("*") or signature[name] == "i32")
     }
     source = ASTSource(
         kernel,
         signature=signature,
-        constexprs={(kernel.arg_names.index(name),): v for name, v in constants.items()},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs=aligned,
     )
-    search = variant.constants.get("SEARCH", "max")
-    options = options or settings(variant.threads, search, gpu)
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         result = triton.compile(source, target=gpu, options=dict(options))
@@ -164,7 +109,11 @@ def compile_variant(
 
 
 _BYTES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8}
-_AMD_BYTES = {"ubyte": 1, "ushort": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
+_AMD_BYTES = {"byte": 1, "short": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
+#: Loads to registers, or straight to LDS (`buffer_load_lds_dwordx4`).
+_AMD_LOAD = re.compile(
+    r"(?:buffer|global)_load_(?:lds_)?[us]?(byte|short|dword(?:x\d)?)(?:_d16(?:_hi)?)?"
+)
 _SASS = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 
 
@@ -188,7 +137,9 @@ def _nvidia(target: str, result: object, cubin: Path) -> Compiled:
         shared=result.metadata.shared,
         loads=loads,
         divisions=ptx.count("div.rn.f32"),
+        roots=ptx.count("sqrt.rn.f32"),
         unread=sass.stderr.strip(),
+        machine_text=sass.stdout,
     )
 
 
@@ -199,7 +150,7 @@ def _amd(target: str, result: object) -> Compiled:
     used = {name: int(n) for name, n in fields}
     loads: Counter[int] = Counter()
     for opcode, times in machine.items():
-        if match := re.fullmatch(r"(?:buffer|global)_load_(\w+)", opcode):
+        if match := _AMD_LOAD.fullmatch(opcode):
             loads[_AMD_BYTES[match[1]]] += times
     return Compiled(
         target=target,
@@ -211,25 +162,26 @@ def _amd(target: str, result: object) -> Compiled:
         shared=result.metadata.shared,
         loads=loads,
         divisions=machine["v_div_fixup_f32"],
+        roots=_count(machine, "v_sqrt_f32"),
+        machine_text=assembly,
     )
 
 
-def faults(compiled: Compiled, variant: Variant) -> list[str]:
-    """Where the code could give other bits than the reference, or be slower than it should.
+def arithmetic_faults(compiled: Compiled, remainders: int = 0) -> list[str]:
+    """Where the code could give other bits than what is written.
 
     Machine code is judged where it could be read: see `Compiled.machine`.
+
+    Args:
+        remainders: integer remainders, which AMD computes with a reciprocal.
     """
     if compiled.target.startswith("sm_"):
         found = _nvidia_faults(compiled)
     else:
-        found = _amd_faults(compiled, variant.remainders)
+        found = _amd_faults(compiled, remainders)
     flags = r"\b(?:fast|contract|reassoc|afn|arcp|nsz)\b|llvm\.fmuladd"
     if match := re.search(flags, compiled.llvm):
         found.append(f"LLVM may rewrite arithmetic: {match[0]}")
-    if compiled.spilled:
-        found.append(f"spills {compiled.spilled}")
-    if set(compiled.loads) != variant.loads:
-        found.append(f"loads of {sorted(compiled.loads)} bytes, not {sorted(variant.loads)}")
     return found
 
 
@@ -238,29 +190,30 @@ def _count(machine: Counter[str], pattern: str) -> int:
 
 
 def _nvidia_faults(compiled: Compiled) -> list[str]:
-    forbidden = r"\bdiv\.(?:full|approx)\S*|\bfma\.\S*|\brcp\.\S*|\S+\.ftz\S*"
+    forbidden = r"\b(?:div|r?sqrt)\.(?:full|approx)\S*|\bfma\.\S*|\brcp\.\S*|\S+\.ftz\S*"
     found = [f"PTX has {i}" for i in sorted(set(re.findall(forbidden, compiled.assembly)))]
-    machine, divisions = compiled.machine, compiled.divisions
+    machine, divisions, roots = compiled.machine, compiled.divisions, compiled.roots
     if machine is None:
         return found
     if machine["FCHK"] != divisions:  # one check of the operands' range a division
         found.append(f"{machine['FCHK']} of {divisions} divisions in SASS")
     # FFMA2 is two operations. HFMA2, which sm_120 moves constants with, is none of ours.
     fused = _count(machine, r"FFMA(?!2)") + 2 * _count(machine, "FFMA2")
-    if fused != 5 * divisions + 12 * bool(divisions):
-        found.append(f"SASS has {fused} FFMA for {divisions} divisions")
+    if fused != 5 * divisions + 12 * bool(divisions) + 2 * roots + 3 * bool(roots):
+        found.append(f"SASS has {fused} FFMA for {divisions} divisions, {roots} roots")
     if _count(machine, "DFMA"):
         found.append("SASS has DFMA")
-    if not divisions and (flushing := [o for o in machine if ".FTZ" in o]):
+    if not divisions and not roots and (flushing := [o for o in machine if ".FTZ" in o]):
         found.append(f"SASS has {', '.join(sorted(flushing))}")
     return found
 
 
 def _amd_faults(compiled: Compiled, remainders: int) -> list[str]:
-    machine, divisions = compiled.machine, compiled.divisions
+    machine, divisions, roots = compiled.machine, compiled.divisions, compiled.roots
     found = []
-    if (fused := _count(machine, r"v_(?:pk_)?(?:fma|fmac|mad|mac)_f32")) != 5 * divisions:
-        found.append(f"{fused} fused operations for {divisions} divisions")
+    fused = _count(machine, r"v_(?:pk_)?(?:fma|fmac|mad|mac)_f32")
+    if fused != 5 * divisions + 2 * roots:
+        found.append(f"{fused} fused operations for {divisions} divisions, {roots} roots")
     if _count(machine, r"v_(?:fma|fmac|mad)_(?!f32)\w*f(?:16|64)"):
         found.append("fused operations on F64 or F16")
     if (reciprocals := _count(machine, "v_rcp_")) != divisions + remainders:
@@ -268,4 +221,59 @@ def _amd_faults(compiled: Compiled, remainders: int) -> list[str]:
     for mode in ("float_denorm_mode_32 3", "float_denorm_mode_16_64 3"):
         if mode not in compiled.assembly:
             found.append(f"subnormals may be flushed: no {mode}")
+    return found
+
+
+@dataclass(frozen=True)
+class ForwardVariant:
+    """A kernel of the forward for one set of types and constants, and what matters in its code.
+
+    Attributes:
+        types: as for `compile_kernel`.
+        constants: on every target; `target_constants` adds to them or replaces them on one.
+        options: launch options on a target, by its name.
+        expect: for a target, a regular expression of what its code must have, such as the
+            instruction that multiplies.
+        forbid: for a target, a regular expression of what its code must not have.
+        spill_bound: bytes (AMD: registers) that may be spilled; none where nothing is said.
+        exact: its bits are specified, so that `arithmetic_faults` are faults too.
+        remainders: as for `arithmetic_faults`.
+        odd: as for `compile_kernel`.
+        targets: those it is made for.
+    """
+
+    name: str
+    kernel: triton.JITFunction
+    types: Mapping[str, str]
+    constants: Mapping[str, object]
+    options: Callable[[str], Mapping[str, object]]
+    expect: Mapping[str, str] = field(default_factory=dict)
+    forbid: Mapping[str, str] = field(default_factory=dict)
+    spill_bound: Mapping[str, int] = field(default_factory=dict)
+    target_constants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    exact: bool = False
+    remainders: int = 0
+    odd: Collection[str] = ()
+    targets: Collection[str] = tuple(TARGETS)
+
+    def compile(self, target: str) -> Compiled:
+        """Compile for `target`."""
+        constants = {**self.constants, **self.target_constants.get(target, {})}
+        options = self.options(target)
+        return compile_kernel(self.kernel, self.types, constants, target, options, odd=self.odd)
+
+
+def check(compiled: Compiled, variant: ForwardVariant) -> list[str]:
+    """What is wrong with the code of a forward kernel; nothing, if it is as it should be."""
+    target = compiled.target
+    code = compiled.assembly + compiled.machine_text
+    found = arithmetic_faults(compiled, variant.remainders) if variant.exact else []
+    if (wanted := variant.expect.get(target)) and not re.search(wanted, code):
+        found.append(f"no {wanted}")
+    if (unwanted := variant.forbid.get(target)) and (match := re.search(unwanted, code)):
+        found.append(f"has {match[0]}")
+    if compiled.spilled > variant.spill_bound.get(target, 0):
+        found.append(f"spills {compiled.spilled}")
+    if compiled.shared > SHARED_LIMIT[target]:
+        found.append(f"{compiled.shared} of {SHARED_LIMIT[target]} bytes of shared memory")
     return found

@@ -9,14 +9,9 @@ from pathlib import Path
 
 import triton
 
-from mmq.kernels.triton.cross_compile import (
-    TARGETS,
-    VARIANTS,
-    Compiled,
-    Variant,
-    compile_variant,
-    faults,
-)
+from mmq.kernels.triton.cross_compile import Compiled
+from mmq.kernels.triton.launch import TARGETS
+from mmq.kernels.triton.weight_variants import VARIANTS, Variant, compile_variant, faults
 
 TARGET = Path(__file__).parents[3] / "docs" / "gpu.md"
 _START, _END = "<!-- kernels -->\n", "<!-- /kernels -->\n"

@@ -15,15 +15,21 @@ import faulty_kernels  # noqa: E402
 
 from mmq.kernels.triton import (  # noqa: E402
     amax,
-    backend,
     blocks,
+    cross_compile,
+    launch,
     mxfp8,
     nvfp4,
     scale_search,
     small_floats,
 )
 from mmq.kernels.triton.cross_compile import (  # noqa: E402
-    TARGETS,
+    SHARED_LIMIT,
+    ForwardVariant,
+    check,
+)
+from mmq.kernels.triton.launch import TARGETS, launch_options, target_name  # noqa: E402
+from mmq.kernels.triton.weight_variants import (  # noqa: E402
     VARIANTS,
     Variant,
     compile_variant,
@@ -113,7 +119,7 @@ def test_table_in_the_docs_is_current():
 def test_a_triton_that_fuses_is_refused(monkeypatch):
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     with pytest.raises(ImportError, match=r"3\.6\.0 may fuse"):
-        importlib.reload(backend)
+        importlib.reload(launch)
 
 
 def faulty(kernel, target, **options):
@@ -130,6 +136,7 @@ def faulty(kernel, target, **options):
         ("product_and_sum", {"enable_fp_fusion": True}, "fma.rn.f32", "fused"),
         ("product_and_sum_f64", {"enable_fp_fusion": True}, "DFMA", "fused operations on F64"),
         ("flushing", {}, ".ftz", None),
+        ("fast_root", {}, "sqrt.approx", "0 divisions, 16 roots"),
         ("strided_loads", {}, "loads of [4] bytes", "loads of [4] bytes"),
         ("many_registers", {"num_warps": 1, "maxnreg": 64}, "spills", None),
     ],
@@ -143,5 +150,62 @@ def test_planted_faults_are_found(kernel, options, nvidia, amd):
 
 def test_sound_twins_have_no_faults():
     """The same kernels under our settings: the checks do not cry at everything."""
-    for kernel in (faulty_kernels.product_and_sum, faulty_kernels.product_and_sum_f64):
+    sound = "product_and_sum", "product_and_sum_f64", "rounded_root"
+    for kernel in (getattr(faulty_kernels, name) for name in sound):
         assert faulty(kernel, "sm_100") == "" == faulty(kernel, "gfx950")
+    assert {faulty(faulty_kernels.rounded_root, target) for target in TARGETS} == {""}
+
+
+def forward(kernel, target, **more):
+    """What `check` says of a faulty kernel as one of the forward."""
+    types = {"values": "*fp32", "out": "*fp32"}
+    options = more.pop("options", {})
+
+    def launch_with(name):
+        return launch_options(4 * TARGETS[name].warp_size, TARGETS[name], **options)
+
+    kernel = getattr(faulty_kernels, kernel)
+    variant = ForwardVariant("faulty", kernel, types, {"TILE": 4096}, launch_with, **more)
+    return "; ".join(check(variant.compile(target), variant))
+
+
+def test_forward_kernels_are_judged():
+    """Each of the checks of a forward kernel says something, and a sound kernel nothing."""
+    assert set(SHARED_LIMIT) == set(TARGETS)
+    for target, product in (("sm_100", r"mul\.f32|mul\.rn\.f32"), ("gfx950", "v_(pk_)?mul_f32")):
+        want, sound = {target: product}, "product_and_sum"
+        assert forward(sound, target, expect=want, exact=True) == ""
+        assert forward(sound, target, forbid=want).startswith("has ")
+        assert forward("strided_loads", target, expect=want) == f"no {product}"
+        fused = {"options": {"enable_fp_fusion": True}}
+        assert re.search(r"fma\.rn|fused", forward(sound, target, exact=True, **fused))
+        assert forward(sound, target, **fused) == ""
+    spilling = {"options": {"num_warps": 1, "maxnreg": 64}}
+    spilled = forward("many_registers", "sm_100", **spilling)
+    assert spilled.startswith("spills ")
+    bound = {"sm_100": int(spilled.removeprefix("spills "))}
+    assert forward("many_registers", "sm_100", spill_bound=bound, **spilling) == ""
+    bound["sm_100"] -= 1
+    assert forward("many_registers", "sm_100", spill_bound=bound, **spilling) == spilled
+
+
+def test_loads_by_their_names():
+    """AMD's names of loads, in registers or straight to LDS, and their bytes."""
+    names = {
+        "buffer_load_dwordx4": 16, "global_load_ushort": 2, "buffer_load_sbyte": 1,
+        "global_load_short_d16_hi": 2, "global_load_ubyte_d16": 1, "buffer_load_lds_dwordx4": 16,
+        "global_load_lds_dword": 4,
+    }  # fmt: skip
+    for name, size in names.items():
+        assert cross_compile._AMD_BYTES[cross_compile._AMD_LOAD.fullmatch(name)[1]] == size
+    assert not cross_compile._AMD_LOAD.fullmatch("s_load_dwordx4")
+
+
+def test_targets_have_names():
+    assert [target_name(target) for target in TARGETS.values()] == list(TARGETS)
+
+
+def test_shared_memory_is_limited(monkeypatch):
+    """A sum over a program's threads goes through shared memory."""
+    monkeypatch.setitem(SHARED_LIMIT, "sm_120", 4)
+    assert "of 4 bytes of shared memory" in forward("many_registers", "sm_120")
