@@ -29,14 +29,12 @@ from typing import Any
 
 import big_source
 import numpy as np
-from bench_convert import cpu, evict_all
+from bench_convert import cpu, evict_all, fill
 
 from mmq.convert.safetensors_header import TensorInfo, read_header
-from mmq.convert.writer import AtomicFile
 from mmq.kernels import ops
 from mmq.quantize.floats import to_float32
 
-START, END = "<!-- bench_peer -->", "<!-- /bench_peer -->"
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 PEER = "llmcompressor==0.14.0.1"
 #: Constraints that PEER's own requirements contradict.
@@ -221,8 +219,7 @@ def prepare(folder: Path, experts: int) -> None:
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     pip = [folder / "venv/bin/python", "-m", "pip", "--disable-pip-version-check", "install"]
     subprocess.run([*pip, "-qq", "-c", folder / "constraints.txt", PEER], check=True)
-    big_source.VOCAB = VOCAB
-    big_source.build(folder / "mxfp8", experts)
+    big_source.build(folder / "mxfp8", experts, VOCAB)
     # several shards, as a real release has: the peer's unit of parallel work
     command = "python -m mmq convert mxfp8 bf16 --to bf16 --jobs 2 --max-shard-size 600MB"
     code, _ = measured(command, folder, folder / "log")
@@ -307,18 +304,6 @@ def commands() -> list[str]:
     ]  # fmt: skip
 
 
-def put(path: Path, text: str) -> None:
-    """Replace what stands between the markers, or append it."""
-    old = path.read_text("utf-8") if path.exists() else ""
-    head, found, rest = old.partition(START)
-    if found and END not in rest:
-        raise SystemExit(f"{path}: {START} without {END}")
-    with AtomicFile(path) as file:
-        new = f"{head}{START}\n{text}\n{END}{rest.partition(END)[2] if found else chr(10)}"
-        file.write(new.encode("utf-8"))
-        file.commit()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="where to build everything")
@@ -332,7 +317,7 @@ def main() -> None:
         text = compare(Path(folder), arguments.rounds)
     print(text)
     if arguments.output:
-        put(arguments.output, text)
+        fill(arguments.output, "bench_peer", text)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmq.convert.device import device_error
 from mmq.convert.memory import MemorySampler
 from mmq.convert.work import WorkUnit
 from mmq.convert.writer import PARTIAL, AtomicFile
@@ -39,16 +40,26 @@ class UnitContext:
     Attributes:
         out: output folder.
         paths: origin → shard name → path (see `stream.SourceReader`).
+        drop_behind: leave nothing in the page cache (see `page_cache`).
+        backend: what computes (`kernels.ops`); the bytes do not depend on it.
     """
 
     out: Path
     paths: dict[str, dict[str, Path]]
     allow_nonfinite: bool
     gemma_norm: bool
+    drop_behind: bool = False
+    backend: str = "auto"
 
 
 class UnitResult(NamedTuple):
-    """A finished shard: `unit` is its number, `rows` are `tasks.TensorRow` fields."""
+    """A finished shard.
+
+    Attributes:
+        unit: its number.
+        rows: fields of `tasks.TensorRow`.
+        spent: seconds of the worker by what they went into: compute, read, hash, write.
+    """
 
     unit: int
     filename: str
@@ -56,22 +67,24 @@ class UnitResult(NamedTuple):
     sha256: str
     rows: list[tuple[Any, ...]]
     seconds: float
+    spent: dict[str, float]
 
 
 def run_unit(unit: WorkUnit, context: UnitContext, progress: OnProgress) -> UnitResult:
     """Write one shard; its final name appears only when it is whole.
 
     Raises:
-        BadInputError: NaN/Inf or a source that changed.  MachineError: the disk.
+        BadInputError: NaN/Inf or a source that changed.  MachineError: the disk, the GPU.
     """
     from mmq.convert.stream import SourceReader
     from mmq.convert.tasks import TaskContext, run_task
 
     started = time.monotonic()
-    reader = SourceReader(context.paths)
+    reader = SourceReader(context.paths, drop_behind=context.drop_behind)
     pending = 0
     try:
-        with AtomicFile(context.out / unit.filename, unit.file_bytes) as file:
+        path = context.out / unit.filename
+        with AtomicFile(path, unit.file_bytes, drop_behind=context.drop_behind) as file:
             file.write(unit.header)
 
             def emit(data: Any) -> None:
@@ -82,16 +95,26 @@ def run_unit(unit: WorkUnit, context: UnitContext, progress: OnProgress) -> Unit
                     progress(pending)
                     pending = 0
 
-            tasks = TaskContext(reader, context.allow_nonfinite, context.gemma_norm, emit)
+            tasks = TaskContext(
+                reader, context.allow_nonfinite, context.gemma_norm, emit, backend=context.backend
+            )
             for task in unit.tasks:
                 run_task(task, tasks)
+                reader.forget()
             record = file.commit()
+    except RuntimeError as error:
+        known = device_error(error)
+        if known is None:
+            raise
+        raise known from error
     finally:
         reader.close()
     progress(pending)
     rows = [tuple(row) for row in tasks.rows]
     seconds = time.monotonic() - started
-    return UnitResult(unit.index, unit.filename, record.size, record.sha256, rows, seconds)
+    moved = {"read": reader.seconds, "hash": file.hash_seconds, "write": file.write_seconds}
+    spent = {"compute": seconds - sum(moved.values()), **moved}
+    return UnitResult(unit.index, unit.filename, record.size, record.sha256, rows, seconds, spent)
 
 
 def run_units(
@@ -121,7 +144,10 @@ def run_units(
 
 
 class _Pool:
-    """Worker processes, each with a pipe; started fresh, so that no lock or thread is inherited."""
+    """Worker processes, each with a pipe.
+
+    Started fresh, so that no lock, thread or GPU context is inherited: a fork cannot use CUDA.
+    """
 
     def __init__(self, context: UnitContext, jobs: int) -> None:
         self._context = context

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mmq.convert.configs import config_edits
+from mmq.convert.device import Place
 from mmq.convert.finalize import ShardRecord, sqnr_db, versions
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import SideFile
@@ -39,6 +40,8 @@ def convert_report(
     resumed: int,
     run_units: list[WorkUnit],
     peak_pss: int | None,
+    place: Place,
+    spent: Mapping[str, float],
 ) -> ConvertReport:
     """The report of one run; sizes and quality cover the whole output, timing this run only."""
     source_bytes = plan.source.nbytes
@@ -78,6 +81,9 @@ def convert_report(
             jobs=jobs,
             resumed_shards=resumed,
             peak_pss_bytes=peak_pss,
+            device=place.device,
+            backend=place.backend,
+            spent={what: round(value, 3) for what, value in spent.items()},
         ),
         files=[FileEntry(name=n, bytes=r.size, sha256=r.sha256) for n, r in sorted(files)],
     )

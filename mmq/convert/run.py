@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mmq.console import Console
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.configs import build_configs
+from mmq.convert.device import Place, find_place
 from mmq.convert.executor import UnitContext, run_units
 from mmq.convert.finalize import (
     TABLE_NAME,
@@ -28,6 +30,7 @@ from mmq.convert.journal import Journal, fingerprint
 from mmq.convert.memory import MemorySampler
 from mmq.convert.options import ConvertOptions
 from mmq.convert.output_folder import prepare, refuse_overlap
+from mmq.convert.page_cache import too_large_for_cache
 from mmq.convert.plan import ConversionPlan, build_plan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile, list_side_files
@@ -54,6 +57,7 @@ class RunSettings:
     overwrite: bool = False
     strict: bool = False
     hash_source: bool = False
+    device: str = "cpu"
 
 
 def convert(
@@ -72,6 +76,7 @@ def convert(
     for finding in findings:
         console.finding(finding, talk=True)
     _refuse_warnings(findings, settings.strict)
+    place = find_place(settings.device)
     journal = Journal(out)
     writes = {u.filename for u in plan.units} | {s.name for s in side_files}
     writes |= {*build_configs(plan), TABLE_NAME, MANIFEST_NAME, REPORT_NAME}
@@ -84,7 +89,7 @@ def convert(
         console.note(f"{out} is finished already: same source, same options, every file there")
         return None
     try:
-        return _run(plan, out, side_files, findings, journal, settings, console)
+        return _run(plan, out, side_files, findings, journal, settings, place, console)
     finally:
         journal.unlock()
 
@@ -101,7 +106,7 @@ def _refuse_warnings(findings: list[Finding], strict: bool) -> None:
 
 def _run(
     plan: ConversionPlan, out: Path, side_files: list[SideFile], findings: list[Finding],
-    journal: Journal, settings: RunSettings, console: Console,
+    journal: Journal, settings: RunSettings, place: Place, console: Console,
 ) -> ConvertReport:  # fmt: skip
     from mmq.convert.reporting import convert_report, streaming_findings
 
@@ -114,11 +119,14 @@ def _run(
     if done:
         console.note(f"resuming: {len(done)} of {len(plan.units)} shards are done")
     hashes = _source_hashes(plan.source, console) if settings.hash_source else {}
+    spent: Counter[str] = Counter()
     with console.progress(sum(u.file_bytes for u in pending), "converting") as progress:
         for result in run_units(
-            pending, _context(plan, out), settings.jobs, lambda n: progress.advance(n), memory
-        ):
+            pending, _context(plan, out, place), settings.jobs, lambda n: progress.advance(n),
+            memory,
+        ):  # fmt: skip
             journal.record(result.unit, result._asdict())
+            spent.update(result.spent)
             done[result.unit] = ShardRecord(
                 result.unit, result.filename, result.bytes, result.sha256,
                 [TensorRow(*row) for row in result.rows],
@@ -135,6 +143,7 @@ def _run(
         plan, shards, files, side_files, [*findings, *met],
         seconds=time.monotonic() - started, jobs=max(1, min(settings.jobs, len(pending))),
         resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
+        place=place, spent=spent,
     )  # fmt: skip
     write_file(out / REPORT_NAME, json_bytes(report.model_dump()))
     commit_index(plan, out)
@@ -142,12 +151,13 @@ def _run(
     return report
 
 
-def _context(plan: ConversionPlan, out: Path) -> UnitContext:
+def _context(plan: ConversionPlan, out: Path, place: Place) -> UnitContext:
     paths = {SOURCE: {n: s.path for n, s in plan.source.shards.items()}}
     for origin, other in plan.others.items():
         paths[origin] = {n: s.path for n, s in other.shards.items()}
     gemma = bool(plan.source.text_config.get("use_gemma_norm", True))
-    return UnitContext(out, paths, plan.options.allow_nonfinite, gemma)
+    drop = too_large_for_cache(plan.source.nbytes + plan.file_bytes)
+    return UnitContext(out, paths, plan.options.allow_nonfinite, gemma, drop, place.backend)
 
 
 def _from_json(record: Mapping[str, Any]) -> ShardRecord:

@@ -7,6 +7,7 @@ the kernel keeps them, and a file that shrinks under a map kills the process ins
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mmq.convert.page_cache import drop_pages
 from mmq.convert.safetensors_header import TensorInfo, unreadable
 from mmq.convert.work import IMPORTANCE, SOURCE, WeightSource
 from mmq.errors import BadInputError
@@ -28,14 +30,20 @@ _MAX_OPEN_FILES = 16
 
 
 class SourceReader:
-    """Reads byte ranges of shards; keeps a few files open.
+    """Reads byte ranges of shards; keeps a few files open, and count of the seconds it takes.
 
     Args:
         paths: origin ("source", "experts") → shard name → path.
+        drop_behind: what was read may leave the page cache at the next `forget`.
     """
 
-    def __init__(self, paths: Mapping[str, Mapping[str, Path]]) -> None:
+    def __init__(
+        self, paths: Mapping[str, Mapping[str, Path]], *, drop_behind: bool = False
+    ) -> None:
         self._paths = paths
+        self.seconds = 0.0
+        self._drop_behind = drop_behind
+        self._read: list[tuple[Path, int, int]] = []
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def close(self) -> None:
@@ -60,6 +68,7 @@ class SourceReader:
             BadInputError: the file cannot be read, or ends early: it changed since its header was
                 checked.
         """
+        started = time.perf_counter()
         buffer = np.empty(nbytes, np.uint8)
         view = buffer.data
         path = self._paths[origin][tensor.shard]
@@ -79,7 +88,17 @@ class SourceReader:
                     expected=f"{nbytes} bytes",
                 )
             done += got
+        self.seconds += time.perf_counter() - started
+        if self._drop_behind:
+            self._read.append((path, tensor.offset + start, nbytes))
         return buffer
+
+    def forget(self) -> None:
+        """What was read so far is not read again: its pages may go."""
+        for path, start, nbytes in self._read:
+            if path in self._open:
+                drop_pages(self._open[path], start, nbytes)
+        self._read.clear()
 
     def whole(self, tensor: TensorInfo, origin: str = SOURCE) -> Bytes:
         """A small tensor at once."""
@@ -89,6 +108,7 @@ class SourceReader:
         """A tensor's bytes in order."""
         for start in range(0, tensor.nbytes, CHUNK_BYTES):
             yield self.read(tensor, start, min(CHUNK_BYTES, tensor.nbytes - start), origin)
+            self.forget()
 
 
 class WeightRows:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from mmq.convert.kv_tasks import analytic_k, analytic_v, write_scalar
 from mmq.convert.modules import NVFP4_LAYOUT_OF
 from mmq.convert.safetensors_header import TensorInfo
 from mmq.convert.scan import Scan, scan_dtype
 from mmq.convert.stream import Bytes, SourceReader, WeightRows, read_importance
+from mmq.convert.task_context import TaskContext, TensorRow, scalar_bytes
 from mmq.convert.work import (
     AnalyticKScale,
     AnalyticVScale,
@@ -27,47 +28,10 @@ from mmq.convert.work import (
 )
 from mmq.errors import BadInputError
 from mmq.kernels import ops
-from mmq.quantize.floats import as_storage, to_float32
+from mmq.quantize.floats import as_storage
 from mmq.quantize.global_scale import MIN_GLOBAL_SCALE, nvfp4_global_scale, reciprocal_scale
-from mmq.quantize.kv_scales import k_bound, scale_from_bound, v_bound
 
-Emit = Callable[[Any], None]
-
-
-class TensorRow(NamedTuple):
-    """One line of tensors.csv: what became of a weight, and with which error.
-
-    Attributes:
-        global_scale: s2 as a multiplier, F32; NaN when there is none.
-        signal / noise: Σx² and Σ(x − q)² against the source's values.
-        nonfinite: NaN/Inf elements let through by --allow-nonfinite-passthrough.
-        other_scalars: (name, hex) of each scalar of the other NVFP4 layout that 1/x does not give.
-    """
-
-    name: str
-    action: str
-    dtype_in: str
-    dtype_out: str
-    shape: tuple[int, ...]
-    bytes_in: int
-    bytes_out: int
-    global_scale: float = math.nan
-    signal: float = 0.0
-    noise: float = 0.0
-    max_error: float = 0.0
-    nonfinite: int = 0
-    other_scalars: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass
-class TaskContext:
-    """What tasks need besides themselves."""
-
-    reader: SourceReader
-    allow_nonfinite: bool
-    gemma_norm: bool
-    emit: Emit
-    rows: list[TensorRow] = field(default_factory=list)
+__all__ = ["TaskContext", "TensorRow", "run_task"]
 
 
 def run_task(task: Task, context: TaskContext) -> None:
@@ -97,7 +61,7 @@ def _copy(task: CopyTensor, context: TaskContext) -> None:
     )  # fmt: skip
 
 
-def _checked_amax(weight: WeightSource, rows: WeightRows) -> np.float32:
+def _checked_amax(weight: WeightSource, rows: WeightRows, backend: str) -> np.float32:
     """Largest |value| of a weight; refuses NaN, Inf and what F32 cannot hold."""
     amax = np.float32(0)
     scans = [Scan(weight.weight, weight.weight.dtype)]
@@ -107,7 +71,7 @@ def _checked_amax(weight: WeightSource, rows: WeightRows) -> np.float32:
         for scan, raw in zip(scans, (codes, scale), strict=False):
             scan.add(raw)  # type: ignore[arg-type]
         if not any(scan.count for scan in scans):
-            amax = max(amax, _piece_amax(weight, codes, scale))
+            amax = max(amax, _piece_amax(weight, codes, scale, backend))
     for scan in scans:
         scan.check()
     if not np.isfinite(amax):
@@ -124,16 +88,19 @@ def _overflow(weight: WeightSource, dtype: str) -> BadInputError:
     )
 
 
-def _piece_amax(weight: WeightSource, codes: Bytes, scale: Bytes | None) -> np.float32:
+def _piece_amax(
+    weight: WeightSource, codes: Bytes, scale: Bytes | None, backend: str
+) -> np.float32:
     if scale is not None:
-        return ops.mxfp8_amax(codes, scale)
+        return ops.mxfp8_amax(codes, scale, backend=backend)
     dtype = weight.weight.dtype
     return ops.float_amax(as_storage(codes, dtype), dtype)
 
 
 def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
     sources = [WeightRows(context.reader, w) for w in task.weights]
-    amax = max(_checked_amax(w, r) for w, r in zip(task.weights, sources, strict=True))
+    backend = context.backend
+    amax = max(_checked_amax(w, r, backend) for w, r in zip(task.weights, sources, strict=True))
     s2 = nvfp4_global_scale(amax, task.search)
     written = reciprocal_scale(s2) if task.divisor else s2
     for i, (weight, rows, result) in enumerate(
@@ -143,15 +110,18 @@ def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
         error = ops.ErrorSums()
         scales: list[Bytes] = []
         for codes, scale in rows:
-            block = _nvfp4_piece(weight, codes, scale, s2, task.search, weigh, error)
+            block = _nvfp4_piece(
+                weight, codes, scale, s2, search=task.search, importance=weigh, running=error,
+                backend=backend,
+            )  # fmt: skip
             context.emit(block.packed)
             scales.append(block.scale)
             error = block.error
         for piece in scales:
             context.emit(piece)
-        context.emit(_scalar(written))
+        context.emit(scalar_bytes(written))
         if result.input_scale is not None:
-            context.emit(_scalar(1.0))
+            context.emit(scalar_bytes(1.0))
         context.rows.append(
             TensorRow(
                 result.packed.name, "quantize", weight.format, "NVFP4", weight.shape,
@@ -163,17 +133,12 @@ def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
 
 
 def _nvfp4_piece(
-    weight: WeightSource, codes: Bytes, scale: Bytes | None, s2: np.float32, search: str,
-    importance: np.ndarray[Any, np.dtype[np.float32]] | None, running: ops.ErrorSums,
-) -> ops.Nvfp4:  # fmt: skip
+    weight: WeightSource, codes: Bytes, scale: Bytes | None, s2: np.float32, **how: Any
+) -> ops.Nvfp4:
     if scale is not None:
-        return ops.quantize_nvfp4_from_mxfp8(
-            codes, scale, s2, search=search, importance=importance, running=running
-        )
+        return ops.quantize_nvfp4_from_mxfp8(codes, scale, s2, **how)
     dtype = weight.weight.dtype
-    return ops.quantize_nvfp4_from_float(
-        as_storage(codes, dtype), dtype, s2, search=search, importance=importance, running=running
-    )
+    return ops.quantize_nvfp4_from_float(as_storage(codes, dtype), dtype, s2, **how)
 
 
 def _unless_exact(name: str, written: np.float32, other: np.float32) -> tuple[tuple[str, str], ...]:
@@ -195,7 +160,7 @@ def _relayout(task: RelayoutNvfp4, context: TaskContext) -> None:
     scan.check()
     stored = _read_scalar(context.reader, weight.global_scale)
     written = _reexpressed(stored, task.stored_global)
-    context.emit(_scalar(written))
+    context.emit(scalar_bytes(written))
     inexact = _unless_exact(weight.global_scale.name, written, stored)
     if result.input_scale is not None:
         value = written_input = np.float32(1.0)
@@ -203,7 +168,7 @@ def _relayout(task: RelayoutNvfp4, context: TaskContext) -> None:
             value = _read_scalar(context.reader, task.input_scale)
             written_input = _reexpressed(value, task.stored_input)
             inexact += _unless_exact(task.input_scale.name, written_input, value)
-        context.emit(_scalar(written_input))
+        context.emit(scalar_bytes(written_input))
     divisor = NVFP4_LAYOUT_OF[weight.format].divisor
     context.rows.append(
         TensorRow(
@@ -240,12 +205,14 @@ def _read_scalar(reader: SourceReader, tensor: TensorInfo) -> np.float32:
 def _quantize_mxfp8(task: QuantizeMxfp8, context: TaskContext) -> None:
     weight = task.weight
     rows = WeightRows(context.reader, weight)
-    _checked_amax(weight, rows)
+    _checked_amax(weight, rows, context.backend)
     error = ops.ErrorSums()
     scales = []
     for values, _ in rows:
         dtype = weight.weight.dtype
-        codes, scale, error = ops.quantize_mxfp8(as_storage(values, dtype), dtype, running=error)
+        codes, scale, error = ops.quantize_mxfp8(
+            as_storage(values, dtype), dtype, running=error, backend=context.backend
+        )
         context.emit(codes)
         scales.append(scale)
     for piece in scales:
@@ -277,7 +244,9 @@ def _dequantize(task: DequantizeBf16, context: TaskContext) -> None:
         for scan, raw in zip(scans, (scale, codes), strict=False):
             scan.add(raw)
         values = (
-            ops.dequantize_nvfp4(codes, scale, s2) if nvfp4 else ops.dequantize_mxfp8(codes, scale)
+            ops.dequantize_nvfp4(codes, scale, s2, backend=context.backend)
+            if nvfp4
+            else ops.dequantize_mxfp8(codes, scale, backend=context.backend)
         )
         overflow += ops.count_nonfinite(values.view(np.uint8).reshape(-1), "BF16")[0]
         context.emit(values)
@@ -293,62 +262,13 @@ def _dequantize(task: DequantizeBf16, context: TaskContext) -> None:
     )  # fmt: skip
 
 
-def _write_scalar(task: WriteScalar, context: TaskContext) -> None:
-    _emit_kv_scale(task.output.name, np.float32(task.value), context)
-
-
-def _analytic_k(task: AnalyticKScale, context: TaskContext) -> None:
-    norm = to_float32(context.reader.whole(task.norm), task.norm.dtype).astype(np.float64)
-    bound = k_bound(norm, task.head_dim, gemma=context.gemma_norm)
-    _emit_kv_scale(task.output.name, _finite_scale(bound, task.norm), context)
-
-
-def _analytic_v(task: AnalyticVScale, context: TaskContext) -> None:
-    values = np.concatenate(list(weight_values(task.weight, context.reader)))
-    gamma = to_float32(context.reader.whole(task.norm), task.norm.dtype).astype(np.float64)
-    bound = v_bound(values, gamma, gemma=context.gemma_norm)
-    _emit_kv_scale(task.output.name, _finite_scale(bound, task.weight.weight), context)
-
-
-def _finite_scale(bound: float, tensor: TensorInfo) -> np.float32:
-    if not bound < float(np.finfo(np.float32).max):
-        raise BadInputError(
-            "kv-scale-no-bound",
-            f"{tensor.name} or its norm gives no finite bound for a KV scale",
-            where=tensor.name,
-            got=bound,
-            hint="--kv-scales unit, or --kv-scales none",
-        )
-    return scale_from_bound(bound)
-
-
-def weight_values(
-    weight: WeightSource, reader: SourceReader
-) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
-    """A weight's values as float32, piece by piece; NVFP4 needs its scalar and is not read here."""
-    for codes, scale in WeightRows(reader, weight):
-        if scale is None:
-            yield to_float32(codes.reshape(-1), weight.weight.dtype).reshape(len(codes), -1)
-        else:
-            yield ops.dequantize_mxfp8_f32(codes, scale)
-
-
-def _emit_kv_scale(name: str, value: np.float32, context: TaskContext) -> None:
-    context.emit(_scalar(value))
-    context.rows.append(TensorRow(name, "kv-scale", "", "F32", (), 0, 4, float(value)))
-
-
-def _scalar(value: float | np.float32) -> bytes:
-    return np.array([value], "<f4").tobytes()
-
-
 _RUN: dict[type[Any], Callable[[Any, TaskContext], None]] = {
     CopyTensor: _copy,
     QuantizeNvfp4: _quantize_nvfp4,
     RelayoutNvfp4: _relayout,
     QuantizeMxfp8: _quantize_mxfp8,
     DequantizeBf16: _dequantize,
-    WriteScalar: _write_scalar,
-    AnalyticKScale: _analytic_k,
-    AnalyticVScale: _analytic_v,
+    WriteScalar: write_scalar,
+    AnalyticKScale: analytic_k,
+    AnalyticVScale: analytic_v,
 }

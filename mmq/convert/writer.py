@@ -6,11 +6,13 @@ import errno
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from mmq.convert.page_cache import drop_pages
 from mmq.errors import MachineError, RefusedError
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 PARTIAL = ".partial"
 _HASH_CHUNK = 8 << 20
+#: How often a large file's pages are let go, and how far back: writing them takes a while.
+_DROP_STEP, _DROP_WINDOW = 16 << 20, 256 << 20
 
 
 class FileRecord(NamedTuple):
@@ -34,14 +38,20 @@ class AtomicFile:
 
     Args:
         expected: bytes that will be written, for the message when there is no room for them.
+        drop_behind: write back at once and keep nothing in the page cache (see `page_cache`).
 
     Raises:
         MachineError: the disk is full, or a file-size limit was hit.
         RefusedError: another process is writing the same file.
     """
 
-    def __init__(self, path: Path, expected: int | None = None) -> None:
+    def __init__(
+        self, path: Path, expected: int | None = None, *, drop_behind: bool = False
+    ) -> None:
         self.path = path
+        self._drop_behind = drop_behind
+        self._told = 0
+        self.hash_seconds = self.write_seconds = 0.0
         self._expected = expected
         self.partial = path.with_name(path.name + PARTIAL)
         self._hash = hashlib.sha256()
@@ -82,7 +92,9 @@ class AtomicFile:
     def write(self, data: Buffer) -> None:
         """Append bytes."""
         view = memoryview(data).cast("B")
+        started = time.perf_counter()
         self._hash.update(view)
+        hashed = time.perf_counter()
         try:
             while view:
                 written = os.write(self._fd, view)
@@ -90,11 +102,20 @@ class AtomicFile:
                 self._size += written
         except OSError as error:
             raise disk_error(error, self.path, self._expected) from error
+        if self._drop_behind and self._size - self._told >= _DROP_STEP:
+            start = max(0, self._told - _DROP_WINDOW)
+            drop_pages(self._fd, start, self._size - start)
+            self._told = self._size
+        self.hash_seconds += hashed - started
+        self.write_seconds += time.perf_counter() - hashed
 
     def commit(self) -> FileRecord:
         """Sync, rename, and sync the folder, so that the name means the whole file."""
+        started = time.perf_counter()
         try:
             os.fsync(self._fd)
+            if self._drop_behind:
+                drop_pages(self._fd, 0, 0)
             if self._mode is not None:
                 os.fchmod(self._fd, self._mode)
             self.partial.replace(self.path)
@@ -103,6 +124,7 @@ class AtomicFile:
             sync_folder(self.path.parent)
         except OSError as error:
             raise disk_error(error, self.path, self._expected) from error
+        self.write_seconds += time.perf_counter() - started
         return FileRecord(self._size, self._hash.hexdigest())
 
     def __exit__(

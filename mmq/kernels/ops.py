@@ -1,9 +1,9 @@
 """The operations on weights, the same bits from every backend: numpy arrays in, numpy arrays out.
 
 Importing this module imports neither torch nor numba; the first call does. `backend` is "cpu"
-(numba, fast), "reference" (torch, the definition), "torch-table" (the reference with tables for the
-search) or "auto": cpu where numba can be imported, else torch-table with one warning. Formats and
-their formulas: `mmq.kernels.reference`. Dimensions: `mmq.kernels.results`.
+(numba, fast), "triton" (a GPU), "reference" (torch, the definition), "torch-table" (the reference
+with tables for the search) or "auto": cpu where numba works, else torch-table with one warning.
+Formats and their formulas: `mmq.kernels.reference`. Dimensions: `mmq.kernels.results`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ __all__ = [
 #: Backend names and the module behind each.
 BACKENDS = {
     "cpu": "mmq.kernels.cpu.backend",
+    "triton": "mmq.kernels.triton.backend",
     "torch-table": "mmq.kernels.torch_table.backend",
     "reference": "mmq.kernels.reference.backend",
 }
@@ -80,7 +81,7 @@ def _resolve(name: str) -> str:
             importlib.import_module(BACKENDS["cpu"])
         except ImportError as error:
             warnings.warn(
-                f"numba cannot be imported ({error}): torch gives the same bytes, slowly",
+                f"numba cannot be used ({error}): torch gives the same bytes, slowly",
                 RuntimeWarning,
                 stacklevel=3,
             )

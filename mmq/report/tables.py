@@ -341,6 +341,8 @@ def _timing_line(timing: Mapping[str, Any]) -> str:
         f"time     {timing['seconds']:.1f} s, {timing['read_gb_per_s']:.2f} GB/s read,"
         f" {jobs} job{'s' if jobs != 1 else ''}"
     )
+    if timing["device"] != "cpu":
+        line += f" on {timing['device']}"
     if timing["resumed_shards"]:
         line += f", done before: {timing['resumed_shards']}"
     return line + (f", peak memory {peak / 1e9:.2f} GB (summed PSS)" if peak else "")

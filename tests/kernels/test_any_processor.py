@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import arm_assembly
 import every_byte
 import pytest
 
@@ -49,6 +50,26 @@ def test_without_avx(tmp_path):
 def test_with_avx2_alone(tmp_path):
     features = "+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+popcnt,+sse4.2"
     assert run_as(tmp_path, "haswell", features) == [every_byte.digest(), "False", "True"]
+
+
+@pytest.mark.slow
+def test_nothing_is_fused_on_arm(tmp_path):
+    """The kernels compiled for AArch64, whose multiply-adds every processor has."""
+    done = subprocess.run(
+        [sys.executable, arm_assembly.__file__],
+        env=os.environ | {"NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [line.split() for line in done.stdout.splitlines()]
+    fused = {name: (int(adds), int(products)) for name, adds, products in rows}
+    adds, _ = fused.pop("asks_for_it")
+    assert adds > 0, "the search for them finds none"
+    assert len(fused) == 4
+    for name, (adds, products) in fused.items():
+        assert adds == 0, name
+        assert products > 10, name
 
 
 def test_every_byte_is_the_definition():

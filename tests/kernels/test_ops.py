@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -136,8 +138,14 @@ def test_threads_do_not_disturb_each_other(random_mxfp8):
     assert not wrong
 
 
-def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
 
 def test_import_is_light():
@@ -155,18 +163,27 @@ def test_fast_backend_does_not_import_torch():
     )
 
 
-def test_without_numba_torch_serves_with_one_warning():
+@pytest.mark.parametrize(
+    ("before", "environment", "why"),
+    [
+        ("import sys; sys.modules['numba'] = None\n", {}, "import of numba halted"),
+        ("", {"NUMBA_DISABLE_JIT": "1"}, "NUMBA_DISABLE_JIT is set"),
+    ],
+    ids=["missing", "not allowed to compile"],
+)
+def test_without_numba_torch_serves_with_one_warning(before, environment, why):
     done = run_python(
-        "import sys; sys.modules['numba'] = None\n"
-        "import numpy as np; from mmq.kernels import ops\n"
+        before + "import numpy as np; from mmq.kernels import ops\n"
         "codes = np.arange(32, dtype=np.uint8)[None]; scale = np.full((1, 1), 120, np.uint8)\n"
         "for _ in range(2): out = ops.quantize_nvfp4_from_mxfp8(codes, scale, np.float32(1))\n"
-        "print(ops.resolve_backend(), out.packed.tobytes().hex())"
+        "print(ops.resolve_backend(), out.packed.tobytes().hex())",
+        **environment,
     )
     codes = np.arange(32, dtype=np.uint8)[None]
     ours = ops.quantize_nvfp4_from_mxfp8(codes, np.full((1, 1), 120, np.uint8), ONE)
     assert done.stdout.split() == ["torch-table", ours.packed.tobytes().hex()]
-    assert done.stderr.count("numba cannot be imported") == 1
+    assert done.stderr.count("numba cannot be used") == 1
+    assert why in done.stderr
 
 
 def test_any_change_of_source_leaves_compiled_code_behind(tmp_path):
@@ -228,6 +245,20 @@ def test_compiled_code_goes_where_it_can_be_written(monkeypatch, tmp_path):
     assert jit.cache_folder().parent == Path(jit.__file__).parent / "__pycache__"
     monkeypatch.setattr(jit, "_is_writable", lambda folder: home in folder.parents)
     assert jit.cache_folder().parent == home / "mmq"
+
+
+def test_compiled_code_of_other_versions_goes_when_it_is_idle(tmp_path):
+    ours, idle, busy = (tmp_path / f"numba-{digit * 16}" for digit in "abc")
+    foreign = tmp_path / "numba-of-others"
+    for folder in (ours, idle, busy, foreign):
+        (folder / "inner").mkdir(parents=True)
+    week_ago = time.time() - 7 * 86400
+    for folder in (ours, idle, foreign):
+        os.utime(folder, (week_ago, week_ago))
+    jit.tidy(ours)
+    assert sorted(tmp_path.iterdir()) == [ours, busy, foreign]
+    assert time.time() - ours.stat().st_mtime < 60
+    jit.tidy(tmp_path / "absent" / "numba-x")  # nothing to do, nothing raised
 
 
 def test_compiles_without_a_cache_folder(monkeypatch):

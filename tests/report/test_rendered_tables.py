@@ -129,7 +129,7 @@ REPORT: dict[str, Any] = {
     "quality": {"sqnr_db": 20.5, "tensors": 3, "worst_tensor_sqnr_db": 19.9, "worst_tensor": "w"},
     "dropped": {"MTP": 799},
     "timing": {"seconds": 2.0, "read_gb_per_s": 0.5, "jobs": 2, "peak_pss_bytes": 10**9,
-               "resumed_shards": 1},
+               "resumed_shards": 1, "device": "cpu"},
 }  # fmt: skip
 
 

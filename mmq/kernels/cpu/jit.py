@@ -3,15 +3,19 @@
 numba keeps compiled code on disk and drops it when the file of that very function changes. It does
 not notice a change in what the function calls, in the intrinsics it uses or in the tables it reads.
 So the code is kept in a folder named after the contents of all files of this package: whatever
-changes, everything is compiled anew, and two versions never see each other's code.
+changes, everything is compiled anew, and two versions never see each other's code. Folders of other
+versions are removed when nothing has started with them for a day.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -28,9 +32,13 @@ SETTINGS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": F
 Int: TypeAlias = Any
 
 _HERE = Path(__file__).parent
+_IDLE_SECONDS = 24 * 3600
 
 
 _config: Any = numba.config
+if _config.DISABLE_JIT:
+    # vectors exist in compiled code alone: there is nothing to interpret
+    raise ImportError("NUMBA_DISABLE_JIT is set, and these functions have to be compiled")
 
 
 def jit(function: Function) -> Function:
@@ -62,6 +70,19 @@ def cache_folder() -> Path | None:
     return None
 
 
+def tidy(folder: Path) -> None:
+    """Mark a folder of compiled code as used now, and remove its neighbours that are idle.
+
+    A process that still runs on one of those compiles again what it has not loaded yet.
+    """
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        os.utime(folder)
+        for other in folder.parent.glob("numba-" + "[0-9a-f]" * 16):
+            if other != folder and time.time() - other.stat().st_mtime > _IDLE_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+
+
 def source_digest(folder: Path) -> str:
     """16 hex digits that change when any Python file in `folder` does."""
     digest = hashlib.sha256()
@@ -89,3 +110,8 @@ def _is_writable(folder: Path) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
+
+
+_folder = cache_folder()
+if _folder is not None:
+    tidy(_folder)

@@ -17,14 +17,12 @@ from .simd import (
     floats_of,
     i32x16,
     load_f32x16,
-    load_u8x8,
     load_u16x16,
     select,
-    to_f32x16,
     to_i32x16,
     to_u8x16,
     u8x16,
-    unpack_nibbles,
+    u8x64,
 )
 
 #: An E4M3 code without its sign, moved to the top of an F32's mantissa, is its value times this.
@@ -54,13 +52,13 @@ def e4m3_magnitude(codes: Lanes) -> Lanes:
 
 
 @jit
-def load_e2m1(address: int) -> Lanes:
-    """Twice the magnitudes, F32, of the sixteen codes in eight packed bytes."""
-    level = unpack_nibbles(load_u8x8(address)) & u8x16(7)
-    zero, one = u8x16(0), u8x16(1)
+def twice_e2m1(codes: Lanes) -> Lanes:
+    """Twice the magnitudes of 64 E2M1 codes, U8."""
+    level = codes & u8x64(7)
+    zero, one = u8x64(0), u8x64(1)
     # Up to level 4 twice the value is the level; 5, 6, 7 stand for 6, 8, 12.
-    twice = level + select(level > u8x16(4), one, zero) + select(level > u8x16(5), one, zero)
-    return to_f32x16(twice + select(level > u8x16(6), u8x16(3), zero))
+    twice = level + select(level > u8x64(4), one, zero) + select(level > u8x64(5), one, zero)
+    return twice + select(level > u8x64(6), u8x64(3), zero)
 
 
 @jit

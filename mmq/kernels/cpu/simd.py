@@ -52,6 +52,7 @@ _U8X8 = Vector(types.uint8, 8)
 _U8X16 = Vector(types.uint8, 16)
 _U16X16 = Vector(types.uint16, 16)
 _U8X32 = Vector(types.uint8, 32)
+_U8X64 = Vector(types.uint8, 64)
 _F32X16 = Vector(types.float32, 16)
 _F64X16 = Vector(types.float64, 16)
 _F64X8 = Vector(types.float64, 8)
@@ -218,6 +219,7 @@ def _lanes(numbers: Sequence[int]) -> Any:
 
 u8x16 = _splat(_U8X16, "u8x16")
 u8x32 = _splat(_U8X32, "u8x32")
+u8x64 = _splat(_U8X64, "u8x64")
 i32x16 = _splat(_I32X16, "i32x16")
 f32x16 = _splat(_F32X16, "f32x16")
 f64x16 = _splat(_F64X16, "f64x16")
@@ -264,8 +266,7 @@ def first_lane(typing_context: Any, mask: Any) -> Any:
         name = "llvm.cttz.i16"
         kind = ir.FunctionType(i16, [i16, ir.IntType(1)])
         count = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-        zero_counts = ir.Constant(ir.IntType(1), 0)
-        return b.zext(b.call(count, [bits, zero_counts]), ir.IntType(64))
+        return b.zext(b.call(count, [bits, ir.Constant(ir.IntType(1), 0)]), ir.IntType(64))
 
     return types.int64(mask), codegen
 

@@ -30,7 +30,7 @@ from .cross_compile import ForwardVariant
 from .fp8_staging import INSTRUCTIONS, PATHS, stage_tile, staging_path
 from .fp8_staging import supports as staging_supports
 from .launch import TARGETS, launch_options, target_name
-from .nvfp4 import _max_scale
+from .nvfp4 import max_scale
 from .small_floats import (
     bf16_bits,
     bits_of,
@@ -75,7 +75,7 @@ def encode_nvfp4(x_TD, scale):
     D: tl.constexpr = x_TD.shape[1]
     BLOCKS: tl.constexpr = T * D // 16
     x_BJ = x_TD.reshape(BLOCKS, 16)
-    scale_B = _max_scale(x_BJ, scale)
+    scale_B = max_scale(x_BJ, scale)
     step_BJ = tl.broadcast_to((decode_e4m3(scale_B) * scale)[:, None], (BLOCKS, 16))
     code_BJ = encode_e2m1(tl.div_rn(x_BJ, step_BJ))
     even_TP, odd_TP = tl.split(code_BJ.reshape(T, D // 2, 2))

@@ -30,7 +30,7 @@ from .small_floats import decode_e2m1, decode_e4m3, encode_e2m1
 
 
 @triton.jit
-def _max_scale(x_BJ, s2):
+def max_scale(x_BJ, s2):
     """E4M3 codes, I32 [B], that bring each block's largest magnitude to 6."""
     full_range_B = tl.full((x_BJ.shape[0],), 6.0 * s2, tl.float32)
     wanted_B = tl.div_rn(tl.max(tl.abs(x_BJ), 1), full_range_B)
@@ -51,7 +51,7 @@ def _quantize(
 ):  # fmt: skip
     """Store bytes and block errors of this program's F32 numbers."""
     B: tl.constexpr = x_BJ.shape[0]
-    scale_B = _max_scale(x_BJ, s2)
+    scale_B = max_scale(x_BJ, s2)
     if SEARCH != "max":
         weights_BJ = x_BJ
         if WEIGHTED:

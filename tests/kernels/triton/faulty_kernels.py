@@ -45,3 +45,16 @@ def strided_loads(values, out, TILE: tl.constexpr):
 def many_registers(values, out, TILE: tl.constexpr):
     x = tl.load(values + tl.arange(0, TILE))
     tl.store(out + tl.arange(0, TILE), x * tl.sum(x))
+
+
+@triton.jit
+def fast_root(values, out, TILE: tl.constexpr):
+    x, y = _load_two(values, TILE)
+    tl.store(out + tl.arange(0, TILE), tl.sqrt(x) + y)
+
+
+@triton.jit
+def rounded_root(values, out, TILE: tl.constexpr):
+    """Sound: an IEEE division and an IEEE root."""
+    x, y = _load_two(values, TILE)
+    tl.store(out + tl.arange(0, TILE), tl.div_rn(y, tl.sqrt_rn(x)))
