@@ -34,6 +34,8 @@ class FindingEntry(_Model):
     where: str = ""
     got: str = ""
     expected: str = ""
+    level: str = Field(default="", description="verify: the level whose finding it is")
+    check: str = Field(default="", description="verify: the check that made it")
 
 
 class ComponentSize(_Model):
@@ -42,6 +44,12 @@ class ComponentSize(_Model):
     component: str
     before_bytes: int
     after_bytes: int
+
+
+class FormatSize(ComponentSize):
+    """Payload bytes of one component in one format; scales count as their weight's format."""
+
+    format: str
 
 
 class Endpoint(_Model):
@@ -54,6 +62,23 @@ class Endpoint(_Model):
     file_bytes: int | None = None
 
 
+class ModuleQuality(_Model):
+    """Error of the quantised weights of one kind in one layer."""
+
+    layer: int | None
+    module: str = Field(description="component and projection, such as routed_experts w1")
+    tensors: int
+    sqnr_db: float = Field(description="over all values of these tensors")
+    worst_tensor_sqnr_db: float
+
+
+class Histogram(_Model):
+    """How many values lie in each bin: counts[i] of them in [edges[i], edges[i+1])."""
+
+    edges: list[float]
+    counts: list[int]
+
+
 class Quality(_Model):
     """Error of quantised weights against the source's values, over all of them."""
 
@@ -64,6 +89,8 @@ class Quality(_Model):
     worst_tensor: str | None
     max_error: float | None
     max_error_tensor: str | None
+    by_module: list[ModuleQuality] = Field(default_factory=list)
+    histogram: Histogram | None = Field(default=None, description="of the tensors' SQNR, in dB")
 
 
 class Timing(_Model):
@@ -76,6 +103,12 @@ class Timing(_Model):
     jobs: int
     resumed_shards: int
     peak_pss_bytes: int | None
+    device: str = Field(default="cpu", description="cpu, or the GPU's name")
+    backend: str = Field(default="", description="which implementation of the operations ran")
+    spent: dict[str, float] = Field(
+        default_factory=dict,
+        description="seconds of all jobs together: compute, read, hash, write (sync included)",
+    )
 
 
 class ConvertReport(_Model):
@@ -92,6 +125,7 @@ class ConvertReport(_Model):
     side_folder_bytes: dict[str, int] = Field(description="drafts and other models copied whole")
     reduction: float = Field(description="1 − output/source payload, KV scales apart")
     components: list[ComponentSize]
+    sizes: list[FormatSize] = Field(default_factory=list, description="components by format")
     quality: Quality
     dropped: dict[str, int] = Field(description="reason → number of tensors")
     config_edits: list[str]
@@ -100,11 +134,81 @@ class ConvertReport(_Model):
     files: list[FileEntry]
 
 
+class Measure(_Model):
+    """A measured figure and its standard error, where one can be given."""
+
+    value: float
+    se: float | None = None
+
+
+class ArmFigures(_Model):
+    """One forward against the source's, over the scored tokens (see docs/verify.md)."""
+
+    perplexity: Measure
+    ln_ratio: Measure = Field(description="mean NLL difference, nats: ln of the PPL ratio")
+    delta_ppl_percent: Measure
+    kld_mean: Measure = Field(description="KL(source ‖ arm), nats, full vocabulary")
+    kld_median: Measure
+    kld_p90: Measure
+    kld_p99: Measure
+    kld_p999: Measure
+    kld_max: Measure
+    delta_p_mean: Measure
+    delta_p_rms: Measure
+    top1: Measure = Field(description="share of tokens with the same most likely token")
+    top5: Measure = Field(description="mean common share of the five most likely tokens")
+
+
+class PositionBin(_Model):
+    """Figures of the tokens at some positions of their windows."""
+
+    first: int
+    last: int
+    tokens: int
+    kld_mean: float
+    top1: float
+
+
+class GateResult(_Model):
+    """One figure held against its limits."""
+
+    gate: str
+    value: float
+    se: float | None
+    target: float
+    fail: float
+    status: Literal["pass", "warn", "inconclusive", "fail"]
+    more_windows: int | None = Field(
+        default=None, description="inconclusive: how many more would decide at this spread"
+    )
+
+
+class LogitsReport(_Model):
+    """Level logits: settings, figures by arm, what each layer did, gates."""
+
+    settings: dict[str, Any]
+    convention: dict[str, Any]
+    tokens: int
+    scored: int
+    windows: int
+    tokens_sha256: str
+    tokens_file: str | None
+    source_perplexity: Measure
+    arms: dict[str, ArmFigures]
+    judged: str = Field(description="the arm that the gates judge")
+    by_file: dict[str, dict[str, ArmFigures]] = Field(description="text → arm → figures")
+    by_position: list[PositionBin]
+    kld_curve: list[float] = Field(description="sorted per-token KLD of the judged arm")
+    layers: list[dict[str, Any]]
+    gates: list[GateResult]
+    timing: dict[str, float]
+
+
 class LevelResult(_Model):
     """One level of verification: passed, failed, or skipped with the reason."""
 
     level: Literal["structure", "weights", "logits", "kernels"]
-    status: Literal["pass", "warn", "fail", "skipped"]
+    status: Literal["pass", "warn", "inconclusive", "fail", "skipped"]
     checks: dict[str, int] = Field(description="check → number of things it looked at")
     skipped: list[str] = Field(default_factory=list)
     seconds: float
@@ -122,5 +226,6 @@ class VerifyReport(_Model):
     verdict: Literal["pass", "warn", "inconclusive", "fail"]
     levels: list[LevelResult]
     metrics: dict[str, float]
+    logits: LogitsReport | None = None
     findings: list[FindingEntry]
     files: list[FileEntry]

@@ -11,7 +11,11 @@ from mmq.console import Console
 from mmq.report.findings import Finding
 from mmq.report.schema import FindingEntry, LevelResult
 
-Status = Literal["pass", "warn", "fail"]
+Status = Literal["pass", "warn", "inconclusive", "fail"]
+Level = Literal["structure", "weights", "logits", "kernels"]
+
+#: The finding of a figure too close to its limit to decide.
+UNDECIDED = "gate-inconclusive"
 
 #: Findings of one id told one by one; the rest become a number. A lost shard has 16,000 tensors.
 MAX_PER_ID = 100
@@ -25,13 +29,14 @@ class LevelLog:
             about a tensor that a sharper one has named.
     """
 
-    def __init__(self, level: Literal["structure", "weights"], console: Console) -> None:
+    def __init__(self, level: Level, console: Console) -> None:
         self.level = level
         self.findings: list[Finding] = []
         self.named: set[str] = set()
         self._console = console
         self._checks: Counter[str] = Counter()
         self._skipped: list[str] = []
+        self._left_out = False
         self._counts: Counter[tuple[str, str]] = Counter()
         self._started = time.monotonic()
 
@@ -55,6 +60,11 @@ class LevelLog:
             self._skipped.append(reason)
             self._console.note(f"skipped: {reason}")
 
+    def leave_out(self, reason: str) -> None:
+        """The level as a whole says nothing: it counts as skipped, never as passed."""
+        self._left_out = True
+        self.skip(reason)
+
     def _tell(self, finding: Finding) -> None:
         self.findings.append(finding)
         self._console.finding(finding)
@@ -66,18 +76,22 @@ class LevelLog:
                 text = f"{count - MAX_PER_ID:,} more of {id}"
                 self._tell(Finding(id, severity, text, got=f"{count:,} in all"))
         seconds = round(time.monotonic() - self._started, 3)
+        status = worst(self.findings)
         return LevelResult(
-            level=self.level, status=worst(self.findings), checks=dict(self._checks),
+            level=self.level, checks=dict(self._checks),
+            status="skipped" if self._left_out and status != "fail" else status,
             skipped=self._skipped, seconds=seconds,
         )  # fmt: skip
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """fail on any error, warn on any warning, else pass."""
-    severities = {f.severity for f in findings}
-    if "error" in severities:
+    """fail on any error, else inconclusive on an undecided gate, warn on any warning, else pass."""
+    kinds = {f.id if f.id == UNDECIDED else f.severity for f in findings}
+    if "error" in kinds:
         return "fail"
-    return "warn" if "warning" in severities else "pass"
+    if UNDECIDED in kinds:
+        return "inconclusive"
+    return "warn" if "warning" in kinds else "pass"
 
 
 def entries(findings: Iterable[Finding]) -> list[FindingEntry]:

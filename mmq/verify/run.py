@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmq import __version__
@@ -15,15 +16,24 @@ from mmq.convert.writer import write_file
 from mmq.errors import MachineError, MmqError, UsageError
 from mmq.quantize.version import NUMERICS_VERSION
 from mmq.report.findings import Finding
-from mmq.report.schema import Endpoint, FileEntry, LevelResult, VerifyReport
+from mmq.report.schema import (
+    Endpoint,
+    FileEntry,
+    LevelResult,
+    LogitsReport,
+    Measure,
+    VerifyReport,
+)
 from mmq.verify.digests import hash_files
 from mmq.verify.expectation import Expectation, open_source, plan_expectation
-from mmq.verify.log import LevelLog, entries, worst
+from mmq.verify.gates import Gate, gate_findings, judge, read_gates
+from mmq.verify.log import LevelLog, Status, entries, worst
+from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.structure import check_structure
 from mmq.verify.subject import Subject, open_subject
 
 REPORT_NAME = "mmq-verify.json"
-LEVELS = ("structure", "weights")
+LEVELS = ("structure", "weights", "logits")
 
 
 def verify(
@@ -34,12 +44,14 @@ def verify(
     strict: bool,
     report_path: Path | None,
     console: Console,
+    logits: LogitsSettings | None = None,
 ) -> VerifyReport:
     """Judge OUT; defects of OUT are findings, never exceptions.
 
     Args:
         against: the checkpoint OUT was made from.
         level: highest level to run; weights by default where there is a source with weights.
+        logits: what level logits is to do.
         strict: whether the caller lets warnings fail; the verdict says "warn" either way.
         report_path: where mmq-verify.json goes; by default into OUT, if that is a writable folder.
 
@@ -48,6 +60,8 @@ def verify(
         BadInputError: the source is damaged.
     """
     _check_level(level, against)
+    if level == "logits":
+        (logits or LogitsSettings()).check()
     expectation = open_source(against) if against is not None else None
     level = _level(level, expectation)
     logs = [LevelLog("structure", console)]
@@ -58,15 +72,27 @@ def verify(
     if expectation is not None:
         logs[0].run("plan", 1, plan_expectation(expectation, subject))
     check_structure(subject, expectation, logs[0], last_level=level == "structure")
-    files = [] if level == "weights" else _small_files(subject, logs[0])
+    files = [] if level != "structure" else _small_files(subject, logs[0])
     results = [logs[0].result()]
     metrics: dict[str, float] = {}
-    if level == "weights":
+    settings = logits or LogitsSettings()
+    gates = read_gates(settings.gates, searched=_searched(subject))
+    figures: LogitsReport | None = None
+    if level in ("weights", "logits"):
         assert expectation is not None
         logs.append(LevelLog("weights", console))
         metrics, files = _weights(subject, expectation, logs[1], console)
+        _judge_weights(metrics, subject, gates, logs[1])
         results.append(logs[1].result())
-    report = _report(subject, expectation, logs, results, metrics, files)
+    if level == "logits":
+        assert expectation is not None
+        logs.append(LevelLog("logits", console))
+        if results[0].status == "fail":
+            logs[2].leave_out("logits: OUT's structure must be right before it can be run")
+        else:
+            figures = _logits(subject, expectation, settings, gates, report_path, logs[2], console)
+        results.append(logs[2].result())
+    report = _report(subject, expectation, logs, results, metrics, files, figures)
     _write(report, subject, report_path, console)
     return report
 
@@ -75,16 +101,16 @@ def _check_level(level: str | None, against: str | None) -> None:
     if level is not None and level not in LEVELS:
         raise UsageError("option-value", f"--level {level} is unknown", got=level,
                          expected=", ".join(LEVELS))  # fmt: skip
-    if level == "weights" and against is None:
+    if level in ("weights", "logits") and against is None:
         raise UsageError(
-            "level-needs-source", "--level weights compares with the source",
+            "level-needs-source", f"--level {level} compares with the source",
             hint="mmq verify OUT --against SRC",
         )  # fmt: skip
 
 
 def _level(level: str | None, expectation: Expectation | None) -> str:
     has_weights = expectation is not None and expectation.source.root is not None
-    if level == "weights" and not has_weights:
+    if level in ("weights", "logits") and not has_weights:
         assert expectation is not None
         raise UsageError(
             "source-has-no-weights",
@@ -106,6 +132,32 @@ def _weights(
     return check_weights(subject, expectation, log, console)
 
 
+def _searched(subject: Subject) -> bool:
+    """Whether OUT's manifest says that block scales were chosen by least error."""
+    options = (subject.manifest or {}).get("options")
+    return isinstance(options, dict) and options.get("scale_search") == "mse"
+
+
+def _judge_weights(
+    metrics: Mapping[str, float], subject: Subject, gates: Mapping[str, Gate], log: LevelLog
+) -> None:
+    """The gates on what level weights measured; no sampling is involved, so no error either."""
+    measures = {name: Measure(value=value) for name, value in metrics.items() if name in gates}
+    results = judge(gates, measures)
+    log.run("gates", len(results), gate_findings(results, subject.location))
+
+
+def _logits(
+    subject: Subject, expectation: Expectation, settings: LogitsSettings,
+    gates: Mapping[str, Gate], report_path: Path | None, log: LevelLog, console: Console,
+) -> LogitsReport | None:  # fmt: skip
+    from mmq.verify.logits.run import check_logits
+
+    folder = report_path.parent if report_path else subject.root
+    assert folder is not None
+    return check_logits(subject, expectation, settings, gates, folder, log, console)
+
+
 def _small_files(subject: Subject, log: LevelLog) -> list[FileEntry]:
     """The JSON files that a structure check judged; shards are hashed by level weights."""
     hashes: dict[str, FileEntry] = {}
@@ -118,6 +170,7 @@ def _small_files(subject: Subject, log: LevelLog) -> list[FileEntry]:
 def _report(
     subject: Subject, expectation: Expectation | None, logs: list[LevelLog],
     results: list[LevelResult], metrics: dict[str, float], files: list[FileEntry],
+    logits: LogitsReport | None = None,
 ) -> VerifyReport:  # fmt: skip
     findings = [f for log in logs for f in log.findings]
     source = expectation.source if expectation else None
@@ -135,12 +188,20 @@ def _report(
             file_bytes=sum(s.file_bytes for s in subject.shards.values()) or None,
         ),
         against=against,
-        verdict=worst(findings),
+        verdict=_verdict(findings, results),
         levels=results,
         metrics=metrics,
+        logits=logits,
         findings=entries(findings),
         files=files,
     )  # fmt: skip
+
+
+def _verdict(findings: list[Finding], results: list[LevelResult]) -> Status:
+    """The worst finding's; a level that was asked for and not run leaves it open."""
+    status = worst(findings)
+    skipped = any(result.status == "skipped" for result in results)
+    return "inconclusive" if skipped and status != "fail" else status
 
 
 def _versions() -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Commands of the command line: parse, call one library function, render."""

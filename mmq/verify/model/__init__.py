@@ -1,0 +1,1 @@
+"""The M3 text model, streamed layer by layer over checkpoints of any format mmq reads."""
