@@ -6,11 +6,15 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from mmq import __version__
+from mmq.commands.calibrate import calibrate
+from mmq.commands.paths import expanded
+from mmq.commands.verify import verify
 from mmq.console import Console
 from mmq.errors import EXIT_CODES, MmqError, UsageError, VerdictError
 from mmq.invocation import Run, global_options, invoke
@@ -84,8 +88,9 @@ def inspect(run: Run, /, src: str, to: str | None, **target: Any) -> None:
     from mmq.convert.summary import checkpoint_summary
     from mmq.report.tables import inspect_lines, outcome_lines
 
+    _refuse_idle_options(to)
     with _collector_paused():
-        source = open_checkpoint(_expanded(src))
+        source = open_checkpoint(expanded(src))
         data = checkpoint_summary(source)
         plan = _outcome(run.console, source, to, target)
     lines = inspect_lines(data)
@@ -103,7 +108,7 @@ def _outcome(
     from mmq.convert.plan import build_plan
     from mmq.convert.summary import plan_summary, resource_summary
 
-    target["experts_from"] = _expanded(target["experts_from"])
+    target["experts_from"] = expanded(target["experts_from"])
     try:
         plan = build_plan(source, ConvertOptions(to=to or "nvfp4", **target))
     except MmqError as error:
@@ -156,6 +161,10 @@ def _outcome(
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Worker processes.  [default: min(4, cores)]"
 )
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    help="Where to compute; cuda is ROCm too.  The bytes are the same.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
 @click.option("--restart", is_flag=True, help="Discard this OUT's unfinished run and start again.")
 @click.option("--overwrite", is_flag=True, help="Replace a finished or foreign checkpoint in OUT.")
@@ -168,7 +177,7 @@ def _outcome(
 @global_options
 @click.pass_obj
 def convert(
-    run: Run, /, src: str, out: str, jobs: int | None, dry_run: bool, restart: bool,
+    run: Run, /, src: str, out: str, jobs: int | None, device: str, dry_run: bool, restart: bool,
     overwrite: bool, strict: bool, hash_source: bool, **target: Any,
 ) -> int:  # fmt: skip
     """Convert SRC into the new folder OUT.
@@ -177,7 +186,8 @@ def convert(
     """
     from mmq.convert.summary import default_jobs
 
-    src, folder, options = _expanded(src), Path(_expanded(out)), _options(target)
+    _refuse_idle_options(target["to"])
+    src, folder, options = expanded(src), Path(expanded(out)), _options(target)
     jobs = jobs or default_jobs()
     if dry_run:
         return _dry_run(run.console, src, folder, options, jobs, strict)
@@ -185,12 +195,32 @@ def convert(
     from mmq.convert.run import convert as run_convert
     from mmq.report.tables import convert_lines
 
-    settings = RunSettings(jobs, restart, overwrite, strict, hash_source)
+    settings = RunSettings(jobs, restart, overwrite, strict, hash_source, device)
     report = run_convert(src, folder, options, settings, run.console)
     data = report.model_dump() if report else {"finished": True}
     text = "\n".join(convert_lines(data, src, out)) if report else f"{out} is finished"
     run.console.result(text, {"command": "convert", "out": str(folder), **data})
     return 0
+
+
+def _refuse_idle_options(to: str | None) -> None:
+    """Options of NVFP4 that were typed beside another target would decide nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    context = click.get_current_context()
+    typed = " and ".join(
+        f"--{name.replace('_', '-')}"
+        for name in ("layout", "mtp", "scale_search")
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    )
+    if typed and to not in (None, "nvfp4"):
+        raise UsageError(
+            "option-conflict",
+            f"{typed} would change nothing: --to {to} writes no NVFP4",
+            hint=f"leave out {typed}",
+        )
 
 
 def _options(target: dict[str, Any]) -> ConvertOptions:
@@ -229,37 +259,8 @@ def _dry_run(
     return 0
 
 
-@cli.command()
-@click.argument("out")
-@click.option("--against", metavar="SRC", help="The checkpoint OUT was converted from.")
-@click.option(
-    "--level", type=click.Choice(["structure", "weights"]),
-    help="Highest level to run.  [default: weights with --against, else structure]",
-)  # fmt: skip
-@click.option("--strict", is_flag=True, help="Let warnings fail (exit 3).")
-@click.option(
-    "-o", "--output", "report_path", metavar="FILE",
-    help="Where the report goes.  [default: mmq-verify.json in OUT]",
-)  # fmt: skip
-@global_options
-@click.pass_obj
-def verify(
-    run: Run, /, out: str, against: str | None, level: str | None, strict: bool,
-    report_path: str | None,
-) -> int:  # fmt: skip
-    """Check OUT, alone or against the checkpoint it came from; exit 3 when it fails."""
-    from mmq.report.verdict import verify_lines
-    from mmq.verify.run import verify as run_verify
-
-    path = Path(report_path).expanduser() if report_path else None
-    report = run_verify(
-        _expanded(out), _expanded(against), level,
-        strict=strict, report_path=path, console=run.console,
-    )  # fmt: skip
-    data = report.model_dump()
-    run.console.result("\n".join(verify_lines(data)), {"command": "verify", **data})
-    passed = report.verdict == "pass" or (report.verdict == "warn" and not strict)
-    return 0 if passed else VerdictError.exit_code
+cli.add_command(calibrate)
+cli.add_command(verify)
 
 
 @cli.command()
@@ -273,26 +274,10 @@ def demo(run: Run, /) -> int:
     return code
 
 
-@overload
-def _expanded(path: str) -> str: ...
-@overload
-def _expanded(path: None) -> None: ...
-def _expanded(path: str | None) -> str | None:
-    """`~` as the home folder; other words (built-in names, `analytic`) stay as typed.
-
-    Raises:
-        UsageError: an empty word, as an unset shell variable leaves it; it would mean the current
-            folder.
-    """
-    if path == "":
-        raise UsageError("option-value", "a path is empty: is a shell variable unset?")
-    return str(Path(path).expanduser()) if path and path.startswith("~") else path
-
-
 def _absolute(path: str | None) -> str | None:
     """A file's full path, so that the manifest still finds it from another folder."""
-    expanded = _expanded(path)
-    return str(Path(expanded).absolute()) if expanded else expanded
+    word = expanded(path)
+    return str(Path(word).absolute()) if word else word
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""KV scales, activation scales and channel importance from data."""
