@@ -14,6 +14,7 @@ import torch
 
 from mmq import __version__
 from mmq.console import Console
+from mmq.convert.device import find_place
 from mmq.convert.modules import group_modules
 from mmq.convert.writer import write_file
 from mmq.errors import BadInputError, MmqError
@@ -33,7 +34,7 @@ from mmq.verify.logits.tokens import (
     TokenSet,
 )
 from mmq.verify.model.config import TextConfig, read_text_config
-from mmq.verify.model.operations import EXACT_CACHE, ReferenceOperations
+from mmq.verify.model.operations import EXACT_CACHE, Operations, ReferenceOperations
 from mmq.verify.model.weights import ModelWeights
 from mmq.verify.subject import Subject, as_finding
 
@@ -99,7 +100,9 @@ class _Run:
             "candidate": subject.paths,
         }
         locations: dict[Side, str] = {"source": source.location, "candidate": subject.location}
-        dtype, device = DTYPES[settings.dtype], torch.device(settings.device)
+        self._place = find_place(settings.device)
+        self._operations = _operations(settings.device)
+        dtype, device = DTYPES[settings.dtype], self._operations.device
         self._models = {
             side: Model(
                 configs[side],
@@ -164,9 +167,7 @@ class _Run:
         return report
 
     def _stream(self, states: HiddenStates, advance: Any, log: LevelLog) -> None:
-        stream = Stream(
-            self._models, self._arms, self._tokens, states, ReferenceOperations(), advance
-        )
+        stream = Stream(self._models, self._arms, self._tokens, states, self._operations, advance)
         if states.layer:
             self._console.note(
                 f"resuming at layer {states.layer}: the others are in {states.folder}"
@@ -218,8 +219,9 @@ class _Run:
         mode = next((a.mode for a in self._arms if a.mode != EXACT_CACHE), EXACT_CACHE)
         return {
             "dtype": self._settings.dtype, "device": self._settings.device,
-            "backend": "reference", "kv": mode.kv, "kv_staged": mode.staged,
-            "index_k": mode.index_k, "arms": [a.name for a in self._arms],
+            "place": self._place.device, "backend": self._operations.name,
+            "kv": mode.kv, "kv_staged": mode.staged, "index_k": mode.index_k,
+            "arms": [a.name for a in self._arms],
             "threads": torch.get_num_threads(),
         }  # fmt: skip
 
@@ -233,6 +235,15 @@ class _Run:
             self._console.note(f"{TOKENS_NAME} was not written: {error}")
             return None
         return TOKENS_NAME
+
+
+def _operations(device: str) -> Operations:
+    """The backend of the forward on a device that is there."""
+    if device == "cpu":
+        return ReferenceOperations()
+    from mmq.verify.model.on_triton import TritonOperations
+
+    return TritonOperations()
 
 
 def _gated(arms: Mapping[ArmName, ArmFigures], judged: ArmName) -> dict[str, Measure]:

@@ -18,7 +18,7 @@ from mmq.kernels.kv_pages import KvFormat, PagedCache, PageLayout, TokenBatch
 from mmq.kernels.reference.moe import Mlp, Nvfp4Weight, Swiglu
 from mmq.kernels.reference.qkv_rope import Heads
 from mmq.kernels.reference.router import Routing
-from mmq.kernels.triton import block_attention, block_selection, kv_cache, router
+from mmq.kernels.triton import block_attention, block_selection, kv_cache, launch, router
 from mmq.kernels.triton import moe as experts_kernels
 from mmq.verify.model.operations import (
     CacheFormat,
@@ -31,11 +31,16 @@ from mmq.verify.model.operations import (
 class TritonOperations(ReferenceOperations):
     """The kernels of `mmq.kernels.triton`.
 
-    Raises from every operation: what the kernels raise for shapes they do not take.
+    Raises:
+        NoDeviceError: there is no GPU. Operations raise what their kernels raise for shapes that
+            these do not take.
     """
 
     name = "triton"
     decodes = True
+
+    def __init__(self) -> None:
+        self.device = launch.device()
 
     def select(
         self, index_q_TGE: Tensor, index_k_SE: Tensor, positions_T: Tensor, rule: SelectionRule,

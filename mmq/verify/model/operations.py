@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from mmq.kernels.reference import block_attention, block_selection, kv_cache, moe, qkv_rope, router
@@ -61,10 +62,12 @@ class Operations(Protocol):
 
     Attributes:
         decodes: whether `moe` takes weights as they are stored and decodes them itself.
+        device: where weights and hidden states have to be.
     """
 
     name: str
     decodes: bool
+    device: torch.device
 
     def heads(
         self, row_TZ: Tensor, layout: RowLayout, norms: HeadNorms, positions_T: Tensor, rope: Rope
@@ -95,6 +98,7 @@ class ReferenceOperations:
 
     name = "reference"
     decodes = False
+    device = torch.device("cpu")
 
     def heads(
         self, row_TZ: Tensor, layout: RowLayout, norms: HeadNorms, positions_T: Tensor, rope: Rope
