@@ -45,7 +45,9 @@ check-kernels: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow tests/kernels/triton
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/bench_convert.py
+	$(BIN)/python benchmarks/bench_kernels.py -o docs/performance.md
+	$(BIN)/python benchmarks/bench_forward.py -o docs/performance.md
+	$(BIN)/python benchmarks/bench_convert.py -o docs/performance.md
 
 clean:
 	rm -rf $(VENV) $(VENV)-oracles build *.egg-info
