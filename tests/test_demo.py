@@ -82,8 +82,9 @@ def test_demo_passes_and_shows_every_command(tmp_path: Path) -> None:
     commands = [line.split()[2] for line in text.splitlines() if line.startswith("$ mmq ")]
     assert commands == ["inspect", "convert", "convert", "verify"]
     assert "verdict  pass," in text
-    # 144 projections: (4.5 bits + two F32) over 8.25 bits
-    assert "0.5457 of what they were" in text
+    assert "logits   PPL" in text
+    # 144 projections of 256 × 96: (4.5 bits + two F32) over 8.25 bits is 13,832 of 25,344 B
+    assert "0.5458 of what they were" in text
 
 
 def test_demo_runs_again_to_the_same_bytes(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_demo_runs_again_to_the_same_bytes(tmp_path: Path) -> None:
     first = _hashes(tmp_path / "nvfp4")
     code, text, _ = _demo(tmp_path, "json")
     assert code == 0
-    assert _hashes(tmp_path / "nvfp4") == first and len(first) == 4
+    assert _hashes(tmp_path / "nvfp4") == first and len(first) == 3
     events = [json.loads(line) for line in text.splitlines()]
     assert {e["event"] for e in events} >= {"demo", "command", "step"}
 

@@ -19,8 +19,10 @@ from mmq.convert.writer import PARTIAL, disk_error
 from mmq.errors import BadInputError, MmqError, RefusedError, UsageError
 
 #: Reports beside the checkpoint; they speak of one run, so a new run replaces them.
-REPORT_NAMES = ("mmq-convert.json", "mmq-verify.json", "tensors.csv", "config.json",
-                "hf_quant_config.json")  # fmt: skip
+REPORT_NAMES = (
+    "mmq-convert.json", "mmq-verify.json", "mmq-verify-tokens.npy", "tensors.csv", "config.json",
+    "hf_quant_config.json",
+)  # fmt: skip
 _SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 

@@ -26,7 +26,7 @@ _LFS_MAX_BYTES = 1024
 #: Written anew, so the source's are not copied.
 _REPLACED_NAMES = frozenset(
     {CONFIG_NAME, HF_QUANT_CONFIG_NAME, "mmq-manifest.json", "mmq-convert.json",
-     "mmq-verify.json", "tensors.csv"}
+     "mmq-verify.json", "mmq-verify-tokens.npy", "tensors.csv"}
 )  # fmt: skip
 
 

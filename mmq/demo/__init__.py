@@ -1,4 +1,4 @@
-"""`mmq demo`: the whole job on a small model made up on the spot."""
+"""`mmq demo`: the whole job on the bundled small model."""
 
 from mmq.demo.run import run_demo
 

@@ -17,6 +17,8 @@ class ModelSize:
     Attributes:
         dense_layers: leading layers with a dense MLP and full attention, 3 in the release.
         index_block: tokens per block that sparse attention selects, 128 in the release.
+        swiglu_limit: where gate and up are clamped, 7.0 in the release.
+        projector_hidden: width inside the two projectors; `hidden`, as in the release, if None.
     """
 
     hidden: int = 256
@@ -38,6 +40,9 @@ class ModelSize:
     vision_layers: int = 2
     vision_intermediate: int = 128
     patch: int = 14
+    swiglu_limit: float = 7.0
+    rope_theta: int = 5000000
+    projector_hidden: int | None = None
 
     @property
     def sparse(self) -> list[int]:
@@ -65,7 +70,7 @@ def hub_config(size: ModelSize) -> dict[str, Any]:
         "image_seq_length": 576,
         "process_image_mode": "dynamic_res",
         "projector_hidden_act": "gelu",
-        "projector_hidden_size": size.hidden,
+        "projector_hidden_size": size.projector_hidden or size.hidden,
         "multimodal_projector_bias": True,
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
@@ -91,7 +96,7 @@ def _text_config(size: ModelSize) -> dict[str, Any]:
         "num_key_value_heads": size.kv_heads,
         "head_dim": size.head_dim,
         "attention_output_gate": False,
-        "rope_theta": 5000000,
+        "rope_theta": size.rope_theta,
         "rotary_dim": size.head_dim // 2,
         # transformers knows only this key; without it the whole head would rotate
         "partial_rotary_factor": 0.5,
@@ -102,7 +107,7 @@ def _text_config(size: ModelSize) -> dict[str, Any]:
         "qk_norm_type": "per_head",
         "hidden_act": "swigluoai",
         "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
+        "swiglu_limit": size.swiglu_limit,
         "num_local_experts": size.experts,
         "num_experts_per_tok": size.experts_per_token,
         "n_shared_experts": 1,

@@ -1,7 +1,7 @@
-"""The demo: inspect, plan, convert, verify and report, as a user would, on the small model.
+"""The demo: inspect, plan, convert, verify and report, as a user would, on the bundled model.
 
-Every step shows the command it stands for and calls what that command calls. Running it again
-writes the same files again.
+Every step shows the command it stands for and calls what that command calls; the model stays where
+it is. Running it again writes the same files again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmq.convert.plan import build_plan
 from mmq.convert.run import RunSettings, convert
 from mmq.convert.sizes import parse_size
 from mmq.convert.summary import checkpoint_summary, plan_summary, resource_summary
-from mmq.demo.small_model import build_small_model
+from mmq.demo.bundled import bundled_gates, bundled_model, bundled_texts
 from mmq.errors import VerdictError
 from mmq.report.schema import ConvertReport, VerifyReport
 from mmq.report.tables import (
@@ -30,28 +30,30 @@ from mmq.report.tables import (
     size_text,
 )
 from mmq.report.verdict import verify_lines
+from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.run import verify
 
 DEFAULT_FOLDER = Path("demo-out")
 #: Small enough that the small model comes out in several shards.
 SHARD_SIZE = "2MB"
+#: Windows of 512 tokens that are scored, from five texts in turn.
+WINDOWS = 10
 
 
 def run_demo(console: Console, folder: Path | None = None) -> int:
-    """Build the small model in `folder`/source and take it all the way; returns the exit code.
+    """Take the bundled model all the way; returns the exit code.
 
     Args:
-        folder: default ./demo-out; source, output and reports go below it.
+        folder: default ./demo-out; output and reports go below it.
 
     Raises:
         MmqError: a step failed.
     """
     folder = folder or DEFAULT_FOLDER
-    source, out = folder / "source", folder / "nvfp4"
+    source, out = bundled_model(), folder / "nvfp4"
     console.event(
-        "demo", f"a small MiniMax-M3 with random weights, in {source}", folder=str(folder)
+        "demo", "a small MiniMax-M3, trained on public text, as MXFP8", folder=str(folder)
     )
-    build_small_model(source)
     options = ConvertOptions(max_shard_bytes=parse_size(SHARD_SIZE))
 
     _step(console, "inspect", source)
@@ -61,7 +63,9 @@ def run_demo(console: Console, folder: Path | None = None) -> int:
     _dry_run(console, source, out, options)
     _step(console, "convert", source, out, *flags, "--overwrite", "--jobs", "1")
     report = _convert(console, source, out, options)
-    _step(console, "verify", out, "--against", source)
+    texts = [word for text in bundled_texts() for word in ("--text", text)]
+    gates = ("--gates", bundled_gates(), "--windows", str(WINDOWS))
+    _step(console, "verify", out, "--against", source, "--level", "logits", *texts, *gates)
     verified = _verify(console, source, out)
     _figures(console, report.model_dump(), verified.model_dump())
     return 0 if verified.verdict in ("pass", "warn") else VerdictError.exit_code
@@ -99,7 +103,13 @@ def _convert(console: Console, source: Path, out: Path, options: ConvertOptions)
 
 
 def _verify(console: Console, source: Path, out: Path) -> VerifyReport:
-    report = verify(str(out), str(source), None, strict=False, report_path=None, console=console)
+    settings = LogitsSettings(
+        texts=tuple(bundled_texts()), windows=WINDOWS, gates=bundled_gates()
+    )
+    report = verify(
+        str(out), str(source), "logits", strict=False, report_path=None, console=console,
+        logits=settings,
+    )  # fmt: skip
     data = report.model_dump()
     console.result("\n".join(verify_lines(data)), {"command": "verify", **data})
     return report
@@ -119,6 +129,7 @@ def _figures(console: Console, converted: dict[str, Any], verified: dict[str, An
         ("weights", f"{before:,} → {after:,} B ({change}), and {kv} B of KV scales"),
         ("experts", f"{size_text(experts['after_bytes'])}, {share:.4f} of what they were"),
         ("quality", f"SQNR {quality['sqnr_db']:.2f} dB over {quality['tensors']} NVFP4 weights"),
+        ("logits", _logits_text(verified["logits"])),
         ("verdict", f"{verified['verdict']}, {checked:,} things checked"),
     )
     lines = ["", "report", *(f"  {head:<9}{text}" for head, text in rows)]
@@ -128,3 +139,15 @@ def _figures(console: Console, converted: dict[str, Any], verified: dict[str, An
         "checks": checked,
     }  # fmt: skip
     console.result("\n".join(lines), data)
+
+
+def _logits_text(logits: dict[str, Any] | None) -> str:
+    """The judged forward in one line."""
+    if logits is None:
+        return "not run"
+    arm = logits["arms"][logits["judged"]]
+    ppl, kld, top1 = arm["delta_ppl_percent"], arm["kld_mean"], arm["top1"]
+    return (
+        f"PPL {ppl['value']:+.2f} ± {ppl['se']:.2f} %, mean KLD {kld['value']:.4f} nats,"
+        f" {100 * top1['value']:.1f} % the same most likely token, {logits['scored']:,} tokens"
+    )

@@ -1,0 +1,1 @@
+"""Stands for the release's remote code; copied as it is."""
