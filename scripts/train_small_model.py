@@ -3,7 +3,7 @@
     python scripts/train_small_model.py --out DIR [--texts DIR] [--work DIR] [--steps N] [--stop N]
 
 Texts and checkpoints lie in the work folder (default build/small-model); a run that was stopped
-goes on from its last checkpoint. About 40 minutes on two quiet cores. What it needs beside mmq
+goes on from its last checkpoint. About 25 minutes on two quiet cores. What it needs beside mmq
 itself: `pip install mmq-toolkit[test]`.
 """
 

@@ -29,6 +29,8 @@ from mmq.demo.bundled import bundled_model, bundled_texts
 WINDOW = 512
 #: Mean difference of neighbouring scale exponents in a row; normally distributed weights have .3.
 UNEVEN_OCTAVES = 1.0
+#: Mean loss over the windows below, F32, transformers 5.24.
+LOSS = 2.44073
 MODEL = bundled_model()
 
 
@@ -208,6 +210,11 @@ def test_perplexity_of_held_out_text(reading: Reading) -> None:
     bound = math.log(_config()["text_config"]["vocab_size"] / 20)
     assert len(reading.losses_W) == len(bundled_texts())
     assert reading.losses_W.max() <= bound
+
+
+def test_losses_are_the_ones_measured(reading: Reading) -> None:
+    """Machines round differently by far less; a lost expert moves it by ten times as much."""
+    assert float(reading.losses_W.mean()) == pytest.approx(LOSS, abs=1e-3)
 
 
 def test_every_expert_has_work(reading: Reading) -> None:
