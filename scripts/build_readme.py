@@ -2,8 +2,9 @@
 
     python scripts/build_readme.py [--layer FOLDER]
 
-Without --layer only the plan is refreshed; with it a full-size M3 layer is built in FOLDER
-(benchmarks/big_source.py, 10 GB), converted and verified, which takes minutes and 20 GB of disk.
+Without --layer the plan and the bundled model's verification are refreshed; with it a full-size M3
+layer is built in FOLDER (benchmarks/big_source.py, 10 GB), converted and verified, which takes
+minutes and 20 GB of disk.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from mmq.demo.bundled import bundled_gates, bundled_model, bundled_texts
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -31,6 +35,21 @@ def show(folder: Path, *commands: str) -> str:
     return "```\n" + "\n".join(lines).rstrip() + "\n```"
 
 
+def logits() -> str:
+    """The bundled model converted and verified, under short names."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "small-m3").symlink_to(bundled_model())
+        for file in (*bundled_texts(), bundled_gates()):
+            (folder / file.name).symlink_to(file)
+        show(folder, "mmq convert small-m3 small-m3-nvfp4 --to nvfp4 --quiet")
+        return show(
+            folder,
+            "mmq verify small-m3-nvfp4 --against small-m3 --level logits --gates gates.yaml"
+            " --text english.txt --text code.txt --text german.txt --windows 12",
+        )
+
+
 def fill(text: str, marker: str, block: str) -> str:
     start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
     head, found, rest = text.partition(start)
@@ -47,6 +66,7 @@ def main() -> None:
     # from the root, so that the free disk is told of no folder of the one who ran this
     plan = show(Path("/"), "mmq convert minimax-m3-mxfp8-mtp OUT --to nvfp4 --dry-run")
     text = fill(text, "dry-run", plan)
+    text = fill(text, "logits", logits())
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         build = [sys.executable, str(ROOT / "benchmarks" / "big_source.py"), "m3-layer"]

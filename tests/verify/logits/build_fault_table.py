@@ -21,20 +21,26 @@ from planted import Planted  # noqa: E402
 from mmq.console import Console  # noqa: E402
 from mmq.convert.options import ConvertOptions  # noqa: E402
 from mmq.convert.run import RunSettings, convert  # noqa: E402
-from mmq.demo.bundled import bundled_model, bundled_texts  # noqa: E402
+from mmq.demo.bundled import bundled_gates, bundled_model, bundled_texts  # noqa: E402
 from mmq.report.schema import ArmFigures, VerifyReport  # noqa: E402
 from mmq.verify.logits.settings import LogitsSettings  # noqa: E402
 from mmq.verify.run import verify  # noqa: E402
 
 PAGE = TESTS.parent / "docs" / "verify.md"
 START, END = "<!-- faults -->", "<!-- /faults -->"
-WINDOWS, CONTEXT = 12, 512
+WINDOWS, CONTEXT = 10, 512
+MOST_IDS = 4
 
 
 def judge(out: Path, source: Path, **changes: object) -> VerifyReport:
     """Level logits over the bundled texts, in silence."""
     settings = LogitsSettings(
-        texts=tuple(bundled_texts()), windows=WINDOWS, context=CONTEXT, replay=False, **changes
+        texts=tuple(bundled_texts()),
+        windows=WINDOWS,
+        context=CONTEXT,
+        replay=False,
+        gates=bundled_gates(),
+        **changes,
     )
     quiet = Console("quiet", stdout=io.StringIO(), stderr=io.StringIO())
     return verify(
@@ -54,9 +60,10 @@ def converted(folder: Path, **options: object) -> Planted:
 def row(name: str, report: VerifyReport) -> str:
     """One line of the table."""
     levels = {level.level: level.status for level in report.levels}
-    named = sorted(
-        {f"`{f.id}`" for f in report.findings if f.severity == "error" and f.id != "gate-fail"}
-    )
+    ids = {f.id for f in report.findings if f.severity == "error" and f.id != "gate-fail"}
+    named = [f"`{id}`" for id in sorted(ids)]
+    if len(named) > MOST_IDS:
+        named = [*named[:MOST_IDS], f"{len(named) - MOST_IDS} more"]
     figures = "–"
     if report.logits is not None:
         arms = report.logits.arms
