@@ -42,7 +42,7 @@ check-oracles: $(VENV)/.test
 	$(VENV)-oracles/bin/python scripts/check_oracles.py
 
 check-kernels: $(VENV)/.test
-	$(BIN)/python -m pytest -m slow tests/kernels/triton
+	$(BIN)/python -m pytest -m "slow or not slow" tests/kernels/triton tests/verify/kernels
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/bench_kernels.py -o docs/performance.md

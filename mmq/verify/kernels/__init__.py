@@ -1,0 +1,1 @@
+"""Level kernels: the Triton kernels against their references, on the machine it runs on."""
