@@ -52,19 +52,30 @@ class LayerStatistics:
 
 @dataclass
 class ObservingOperations(ReferenceOperations):
-    """The reference, which shows the heads of every window to `seen`."""
+    """The reference, which shows the heads of every window to `seen`.
+
+    Attributes:
+        layer, first: which layer and window the next heads are of, for errors.
+    """
 
     seen: LayerStatistics | None = field(default=None)
+    layer: int = 0
+    first: int = 0
 
     def heads(
         self, row_TZ: Tensor, layout: RowLayout, norms: HeadNorms, positions_T: Tensor, rope: Rope
     ) -> Heads:
         heads = super().heads(row_TZ, layout, norms, positions_T, rope)
         assert self.seen is not None
-        self.seen.k.observe(heads.k_TGD)
-        self.seen.v.observe(heads.v_TGD)
+        shown = [(self.seen.k, heads.k_TGD), (self.seen.v, heads.v_TGD)]
         if self.seen.index_k is not None and heads.index_k_TE is not None:
-            self.seen.index_k.observe(heads.index_k_TE[:, None])
+            shown.append((self.seen.index_k, heads.index_k_TE[:, None]))
+        for statistics, x_THD in shown:
+            finite_T = x_THD.isfinite().all(2).all(1)
+            if not bool(finite_T.all()):
+                token = self.first + int((~finite_T).int().argmax())
+                raise NonFiniteError(SOURCE, self.layer, token)
+            statistics.observe(x_THD)
         return heads
 
 
@@ -108,12 +119,13 @@ def run_layer(
     Raises:
         NonFiniteError: a hidden state is no number.
     """
-    operations = ObservingOperations()
+    operations = ObservingOperations(layer=number)
     layer = Layer(config, weights, number, operations)
     intermediate = _intermediate(config, weights, number)
     operations.seen = seen = empty_statistics(config, weights, layer, intermediate)
     inputs, outputs = flat(states.inputs("source")), flat(states.outputs("source"))
     for window in tokens.windows:
+        operations.first = window.first
         hidden_TM = torch.from_numpy(inputs[window.span])
         outputs[window.span] = (hidden_TM + layer.attend(hidden_TM, EXACT_CACHE).added_TM).numpy()
     layer.drop_attention()

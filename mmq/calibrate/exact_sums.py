@@ -3,8 +3,8 @@
     x = whole + fraction · 2^−40          whole and fraction are integers, each added in I64
 
 Floating-point sums depend on how data is cut into pieces; integers do not. So windows may be split
-over runs, resumed and merged, and the result has the same bits. What lies below 2^−41 is lost, and
-a sum may reach 2^62.
+over runs, resumed and merged, and the result has the same bits. What lies below 2^−41 is lost, what
+exceeds 2^40 counts as 2^40, and a sum may reach 2^62.
 
 Four numbers: 1.5 is (1, 2^39); 2^−41 rounds to (0, 0); 0.75 added to 1.5 is (1, 2^39 + 3 · 2^38),
 which is 2.25.
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 _BITS = 40
+_LARGEST = 2.0**40
 
 I64 = npt.NDArray[np.int64]
 
@@ -46,7 +47,7 @@ class ExactSums:
             values_NC: F32 or F64, finite and not negative; at most 2^22 rows.
             row: which row of two-dimensional sums is meant, such as an expert's.
         """
-        values_NC = values_NC.double()
+        values_NC = values_NC.double().clamp(max=_LARGEST)
         whole = values_NC.floor()
         fraction = ((values_NC - whole) * 2.0**_BITS).round()
         index = ... if row is None else row
@@ -59,6 +60,13 @@ class ExactSums:
         self.whole += other.whole
         self.fraction += other.fraction
         self._carry()
+
+    def check(self) -> None:
+        """Raise ValueError unless these are sums: not negative, in the one form each has."""
+        if self.whole.shape != self.fraction.shape:
+            raise ValueError("sums of two shapes")
+        if (self.whole < 0).any() or (self.fraction < 0).any() or (self.fraction >> _BITS).any():
+            raise ValueError("sums out of their range")
 
     def _carry(self) -> None:
         """Fractions below 1 again: one form for each sum, and room for the next addition."""

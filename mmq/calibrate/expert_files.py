@@ -8,24 +8,29 @@ a dynamically quantised activation's block scales fit E4M3.
 w1 and w3 read the same x and share a scale: engines quantise x once for all experts of a layer, so
 theirs is the layer's. w2's is each expert's own. An expert that no token reached gets the layer's
 largest: a floor that saturates nothing that was seen.
+
+Four numbers: x of 2.0 and 5.376 at two experts gives both 0.002; act of 1.344 at the first gives
+its w2 0.0005, and so the w2 of the second, if no token reached it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from mmq.calibrate.expert_layers import ExpertLayers
 from mmq.calibrate.expert_statistics import ExpertStatistics
-from mmq.convert.importance import SUFFIX
+from mmq.convert.importance import METADATA_KEY, SUFFIX
+from mmq.convert.input_scales_file import FORMAT
 from mmq.convert.safetensors_header import header_bytes
-from mmq.convert.writer import write_file
+from mmq.convert.writer import AtomicFile, write_file
 from mmq.quantize.architecture import DOWN, GATE, TEXT, UP
 
-INPUT_SCALES_FORMAT = "mmq-input-scales/1"
 #: Largest E2M1 times largest E4M3.
 _RANGE = 6.0 * 448.0
 _MIN_NORMAL = np.float32(2.0**-126)
@@ -35,26 +40,37 @@ def _module(layer: int, expert: int, projection: str) -> str:
     return f"{TEXT}model.layers.{layer}.block_sparse_moe.experts.{expert}.{projection}"
 
 
-def write_importance(path: Path, experts: Mapping[int, ExpertStatistics]) -> None:
-    """The importance file."""
-    tensors: list[tuple[str, np.ndarray[Any, np.dtype[np.float32]]]] = []
-    for layer, seen in sorted(experts.items()):
-        input_EM, act_EI = seen.mean_squares()
-        for expert in range(seen.experts):
-            for projection, values in (
-                (GATE, input_EM[expert]), (DOWN, act_EI[expert]), (UP, input_EM[expert]),
-            ):  # fmt: skip
+def write_importance(path: Path, experts: ExpertLayers) -> None:
+    """The importance file, one layer at a time."""
+    specs = []
+    for layer in experts.numbers:
+        for expert in range(experts.shape.experts):
+            for projection, width in zip(
+                (GATE, DOWN, UP),
+                (experts.shape.hidden, experts.shape.intermediate, experts.shape.hidden),
+                strict=True,
+            ):
                 name = f"{_module(layer, expert, projection)}.{SUFFIX}"
-                tensors.append((name, np.ascontiguousarray(values, "<f4")))
-    specs = [(name, "F32", values.shape, values.nbytes) for name, values in tensors]
-    data = b"".join(values.tobytes() for _, values in tensors)
-    write_file(path, header_bytes(specs, {"format": "pt"}) + data)
+                specs.append((name, "F32", (width,), 4 * width))
+    told = json.dumps(experts.provenance(), ensure_ascii=False, sort_keys=True)
+    with AtomicFile(path) as file:
+        file.write(header_bytes(specs, {"format": "pt", METADATA_KEY: told}))
+        for layer in experts.numbers:
+            for values in _importance(experts.load(layer)):
+                file.write(np.ascontiguousarray(values, "<f4").tobytes())
+        file.commit()
 
 
-def input_scales(experts: Mapping[int, ExpertStatistics]) -> dict[str, float]:
+def _importance(seen: ExpertStatistics) -> Iterator[npt.NDArray[np.float32]]:
+    input_EM, act_EI = seen.mean_squares()
+    for expert in range(seen.experts):
+        yield from (input_EM[expert], act_EI[expert], input_EM[expert])
+
+
+def input_scales(layers: Mapping[int, ExpertStatistics]) -> dict[str, float]:
     """F32 scales by module name."""
     found = {}
-    for layer, seen in sorted(experts.items()):
+    for layer, seen in sorted(layers.items()):
         shared = _scale(seen.input_amax_E.max(initial=np.float32(0)))
         floor = seen.act_amax_E.max(initial=np.float32(0))
         for expert in range(seen.experts):
@@ -75,14 +91,10 @@ def _scale(amax: np.float32) -> float:
     return float(max(scale, _MIN_NORMAL))
 
 
-def write_input_scales(
-    path: Path, experts: Mapping[int, ExpertStatistics], runs: Sequence[Mapping[str, Any]],
-    model: Mapping[str, Any],
-) -> None:  # fmt: skip
+def write_input_scales(path: Path, experts: ExpertLayers) -> None:
     """The activation scales with their provenance."""
-    unreached = sum(int((seen.tokens_E == 0).sum()) for seen in experts.values())
-    data = {
-        "format": INPUT_SCALES_FORMAT, "scales": input_scales(experts),
-        "calibration": {"model": dict(model), "runs": list(runs), "unreached_experts": unreached},
-    }  # fmt: skip
+    scales: dict[str, Any] = {}
+    for layer in experts.numbers:
+        scales |= input_scales({layer: experts.load(layer)})
+    data = {"format": FORMAT, "scales": scales, "calibration": experts.provenance()}
     write_file(path, (json.dumps(data, ensure_ascii=False) + "\n").encode("utf-8"))

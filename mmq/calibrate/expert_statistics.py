@@ -58,6 +58,8 @@ class ExpertStatistics:
 
     def merge(self, other: ExpertStatistics) -> None:
         """Add another run's."""
+        if self.input_squares.whole.shape != other.input_squares.whole.shape:
+            raise ValueError("experts of another model")
         self.tokens_E += other.tokens_E
         self.input_amax_E = np.maximum(self.input_amax_E, other.input_amax_E)
         self.act_amax_E = np.maximum(self.act_amax_E, other.act_amax_E)
@@ -85,7 +87,11 @@ class ExpertStatistics:
 
     @classmethod
     def from_arrays(cls, data: dict[str, npt.NDArray[np.generic]]) -> ExpertStatistics:
-        """The inverse of `arrays`."""
+        """The inverse of `arrays`.
+
+        Raises:
+            ValueError, KeyError: shapes that do not fit, NaN, or numbers out of their range.
+        """
         experts, hidden = data["input_whole"].shape
         own = cls(experts, hidden, data["act_whole"].shape[1])
         own.tokens_E = data["tokens"].astype(np.int64)
@@ -97,7 +103,17 @@ class ExpertStatistics:
         own.act_squares = ExactSums(
             data["act_whole"].astype(np.int64), data["act_fraction"].astype(np.int64)
         )
+        own._check()
         return own
+
+    def _check(self) -> None:
+        per_expert = (self.tokens_E, self.input_amax_E, self.act_amax_E)
+        if any(array.shape != (self.experts,) for array in per_expert):
+            raise ValueError(f"not one number for each of {self.experts} experts")
+        if not all(np.isfinite(a).all() and (a >= 0).all() for a in per_expert):
+            raise ValueError("counts or amax are negative or not finite")
+        for sums in (self.input_squares, self.act_squares):
+            sums.check()
 
 
 def _means(

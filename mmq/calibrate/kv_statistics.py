@@ -87,7 +87,16 @@ class VectorStatistics:
             self.errors[name].add(torch.stack(error_JR, dim=1))
 
     def merge(self, other: VectorStatistics) -> None:
-        """Add another run's; the analytic scales are the same model's."""
+        """Add another run's.
+
+        Raises:
+            ValueError: of another model: other heads, or another analytic scale.
+        """
+        if (self.analytic, self.heads) != (other.analytic, other.heads):
+            raise ValueError(
+                f"analytic scale {other.analytic!r} and {other.heads} heads beside"
+                f" {self.analytic!r} and {self.heads}"
+            )
         self.tokens += other.tokens
         self.amax_H = np.maximum(self.amax_H, other.amax_H)
         self.histogram_HB += other.histogram_HB
@@ -102,13 +111,14 @@ class VectorStatistics:
     def percentile(self, share: float) -> float:
         """A magnitude that `share` of all elements do not exceed: the upper edge of its bin."""
         counts = self.histogram_HB.sum(0)
-        wanted = int(np.ceil(share * counts.sum()))
+        # a product that is a whole number but for its rounding is meant to be one
+        wanted = int(np.ceil(share * float(counts.sum()) * (1 - 1e-12)))
         place = int(np.searchsorted(counts.cumsum(), max(wanted, 1)))
         edge = np.array([(place + 1) << _SHIFT], np.uint32).view(np.float32)[0]
         return min(float(edge), self.amax)
 
     def share_above(self, limit: float) -> float:
-        """Share of elements in bins that begin at or above `limit`."""
+        """Share of elements in bins beyond the one that `limit` lies in: surely larger than it."""
         counts = self.histogram_HB.sum(0)
         place = int(np.array([limit], np.float32).view(np.uint32)[0]) >> _SHIFT
         total = int(counts.sum())
@@ -137,15 +147,21 @@ class VectorStatistics:
         """The inverse of `as_json`.
 
         Raises:
-            ValueError, KeyError, TypeError: it is no such thing.
+            ValueError, KeyError, TypeError, OverflowError: it is no such thing.
         """
         own = cls(float(data["analytic"]), len(data["amax"]), int(data["tokens"]))
         own.amax_H = np.array(data["amax"], np.float32)
         if not (np.isfinite(own.amax_H).all() and (own.amax_H >= 0).all()):
             raise ValueError("amax is not finite")
+        if not (np.isfinite(own.analytic) and own.analytic > 0 and own.tokens >= 0):
+            raise ValueError(f"analytic scale {own.analytic}, {own.tokens} tokens")
         for row, pairs in zip(own.histogram_HB, data["histogram"], strict=True):
             for place, count in pairs:
+                if not (0 <= int(place) < _BINS and int(count) > 0):
+                    raise ValueError(f"a histogram with {count} in bin {place}")
                 row[int(place)] = int(count)
+            if own.tokens and row.sum() % own.tokens:
+                raise ValueError(f"{row.sum()} elements of {own.tokens} tokens")
         own.signal = _sums_from(data["signal"], 1)
         own.errors = {name: _sums_from(data["errors"][name], CANDIDATES) for name in FORMATS}
         return own
@@ -159,4 +175,6 @@ def _sums_from(data: list[list[int]], length: int) -> ExactSums:
     whole, fraction = (np.array(part, np.int64) for part in data)
     if whole.shape != (length,) or fraction.shape != (length,):
         raise ValueError("sums of another length")
-    return ExactSums(whole, fraction)
+    sums = ExactSums(whole, fraction)
+    sums.check()
+    return sums

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mmq import __version__
-from mmq.calibrate.collect import SOURCE, LayerStatistics, run_layer
+from mmq.calibrate.collect import SOURCE, run_layer
 from mmq.calibrate.expert_files import write_importance, write_input_scales
-from mmq.calibrate.expert_statistics import ExpertStatistics
-from mmq.calibrate.kv_statistics import VectorStatistics
-from mmq.calibrate.scales_file import KINDS, Calibration, Choice, write_calibration
+from mmq.calibrate.expert_layers import ExpertLayers, expert_layers, write_experts
+from mmq.calibrate.saved_layers import load_experts, load_vectors, save_layer
+from mmq.calibrate.scales_file import Calibration, Choice, write_calibration
 from mmq.console import Console
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.completeness import check_architecture
-from mmq.convert.finalize import json_bytes
+from mmq.convert.journal import source_identity
+from mmq.convert.model_identity import norms_digest
 from mmq.convert.modules import Module, group_modules
-from mmq.convert.writer import write_file
 from mmq.errors import BadInputError, UsageError
 from mmq.report.findings import Finding
 from mmq.verify.logits.hidden_states import HiddenStates
@@ -42,6 +40,7 @@ class CalibrateSettings:
     Attributes:
         texts, tokens: one of the two.
         importance_out, input_scales_out: files for `mmq convert --importance`, `--input-scales`.
+        experts_out: statistics of the experts, to merge with other runs'.
         work: folder for hidden states and finished layers; by default beside the scales file.
     """
 
@@ -52,15 +51,27 @@ class CalibrateSettings:
     choice: Choice = field(default_factory=Choice)
     importance_out: Path | None = None
     input_scales_out: Path | None = None
+    experts_out: Path | None = None
     work: Path | None = None
 
 
-def calibrate(
-    location: str, out: Path, settings: CalibrateSettings, console: Console
-) -> dict[str, Any]:
-    """Run the source over the tokens, write `out` and the other files; returns what `out` holds.
+@dataclass(frozen=True)
+class Prepared:
+    """What a calibration will run on.
 
-    Run again after an interruption, it goes on at the first layer that is not done.
+    Attributes:
+        model: {"location", "norms_sha256", "layers"}.
+    """
+
+    source: Checkpoint
+    config: TextConfig
+    modules: Mapping[str, Module]
+    tokens: TokenSet
+    model: dict[str, Any]
+
+
+def prepare(location: str, settings: CalibrateSettings) -> Prepared:
+    """Open the source and cut the tokens.
 
     Raises:
         UsageError: no text, or text that cannot be read.
@@ -76,39 +87,78 @@ def calibrate(
     config = read_text_config(source.config)
     tokens = _tokens(settings, config, source)
     modules = group_modules(source.tensors)
-    paths = {name: shard.path for name, shard in source.shards.items()}
-    weights = ModelWeights(location, modules, paths)
-    work = settings.work or out.with_name(out.name + ".work")
     model = {
-        "location": location, "norms_sha256": norms_digest(weights, modules),
+        "location": location, "norms_sha256": norms_digest(source, modules),
         "layers": config.layers,
     }  # fmt: skip
-    fingerprint = {"mmq": __version__, "tokens": tokens.sha256, "model": model["norms_sha256"]}
-    plan = estimate(config, [modules], [SOURCE], tokens, config.layers, 4)
+    return Prepared(source, config, modules, tokens, model)
+
+
+def calibrate(
+    location: str, out: Path, settings: CalibrateSettings, console: Console
+) -> dict[str, Any]:
+    """Run the source over the tokens, write `out` and the other files; returns what `out` holds.
+
+    Run again after an interruption, it goes on at the first layer that is not done.
+
+    Raises:
+        UsageError, BadInputError: see `prepare`; or the source's forward gives NaN.
+    """
+    prepared = prepare(location, settings)
+    tokens, config = prepared.tokens, prepared.config
+    work = settings.work or out.with_name(out.name + ".work")
+    plan = estimate(config, [prepared.modules], [SOURCE], tokens, config.layers, 4)
     console.note(
         f"calibrating on {tokens.count:,} tokens in {len(tokens.windows)} windows; {plan.text}"
     )
+    fingerprint = _fingerprint(prepared)
     states = HiddenStates(work, [SOURCE], tokens.count, config.hidden, fingerprint)
-    try:
-        with console.progress(plan.read_bytes, "calibrating") as progress:
-            layers = _run(config, weights, tokens, states, work, progress.advance)
-    finally:
-        weights.close()
+    if states.layer:
+        console.note(f"resuming at layer {states.layer}: the others are in {work}")
+    with console.progress(plan.read_bytes, "calibrating") as progress:
+        _run(prepared, states, work, progress.advance)
     run = {
         "tokens": tokens.count, "tokens_sha256": tokens.sha256,
         "convention": dict(tokens.convention),
     }  # fmt: skip
-    calibration = Calibration(model, [run], [_by_kind(layer) for layer in layers])
+    layers = [load_vectors(work, number) for number in range(config.layers)]
+    calibration = Calibration(prepared.model, [run], layers)
     for finding in bound_findings(calibration):
         console.finding(finding, talk=True)
-    experts = {n: layer.experts for n, layer in enumerate(layers) if layer.experts is not None}
-    if settings.importance_out is not None:
-        write_importance(settings.importance_out, experts)
-    if settings.input_scales_out is not None:
-        write_input_scales(settings.input_scales_out, experts, [run], model)
+    sparse = [number for number in range(config.layers) if config.moe[number]]
+    experts = expert_layers(prepared.model, [run], sparse, partial(load_experts, work))
+    summary = write_expert_files(settings, experts)
     told = write_calibration(out, calibration, settings.choice)
     states.remove()
-    return {**told, "experts": _expert_summary(experts)}
+    return {**told, "experts": summary}
+
+
+def write_expert_files(
+    settings: CalibrateSettings, experts: ExpertLayers | None
+) -> dict[str, Any] | None:
+    """The files that were asked for; returns how many experts no token reached."""
+    files = (settings.importance_out, settings.input_scales_out, settings.experts_out)
+    writers: tuple[Callable[[Path, ExpertLayers], None], ...] = (
+        write_importance, write_input_scales, write_experts,
+    )  # fmt: skip
+    if experts is None:
+        if any(files):
+            raise UsageError("option-conflict", "there are no experts to write files about")
+        return None
+    for path, write in zip(files, writers, strict=True):
+        if path is not None:
+            write(path, experts)
+    return experts.summary()
+
+
+def _fingerprint(prepared: Prepared) -> dict[str, Any]:
+    """What a resumed run must have in common with the interrupted one."""
+    identity = json.dumps(source_identity(prepared.source), sort_keys=True)
+    return {
+        "mmq": __version__, "tokens": prepared.tokens.sha256,
+        "model": prepared.model["norms_sha256"],
+        "source": hashlib.sha256(identity.encode()).hexdigest(),
+    }  # fmt: skip
 
 
 def _tokens(settings: CalibrateSettings, config: TextConfig, source: Checkpoint) -> TokenSet:
@@ -127,60 +177,28 @@ def _tokens(settings: CalibrateSettings, config: TextConfig, source: Checkpoint)
     return tokens
 
 
-def norms_digest(weights: ModelWeights, modules: Mapping[str, Module]) -> str:
-    """SHA-256 over the language model's norm weights: small, and different in every fine-tune."""
-    digest = hashlib.sha256()
-    for name in sorted(n for n, m in modules.items() if m.role.component == "norms"):
-        digest.update(name.encode() + weights.vector(name).numpy().tobytes())
-    weights.take_bytes_read()
-    return digest.hexdigest()
-
-
 def _run(
-    config: TextConfig, weights: ModelWeights, tokens: TokenSet, states: HiddenStates, work: Path,
-    advance: Any,
-) -> list[LayerStatistics]:  # fmt: skip
-    if not states.embedded:
-        embed_rows(config, weights, tokens, states.inputs("source"))
-        states.embedding_written()
-        advance(weights.take_bytes_read())
-    for number in range(states.layer, config.layers):
-        try:
-            seen = run_layer(config, weights, number, tokens, states, advance)
-        except NonFiniteError as error:
-            raise BadInputError(
-                "source-nonfinite", f"the source's forward gives NaN or Inf in layer {number}",
-                where=f"layer {number}, token {error.token}",
-            ) from None  # fmt: skip
-        _save(work, number, seen)
-        states.layer_written({"layer": number})
-    return [_load(work, number) for number in range(config.layers)]
-
-
-def _save(work: Path, number: int, seen: LayerStatistics) -> None:
-    """One layer's statistics on disk, before the state says that the layer is done."""
-    kinds = {kind: stats.as_json() for kind, stats in _by_kind(seen).items()}
-    write_file(work / f"layer-{number}.json", json_bytes(kinds))
-    if seen.experts is not None:
-        path = work / f"experts-{number}.npz"
-        with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **seen.experts.arrays())
-
-
-def _load(work: Path, number: int) -> LayerStatistics:
-    kinds = json.loads((work / f"layer-{number}.json").read_bytes())
-    stats = {kind: VectorStatistics.from_json(data) for kind, data in kinds.items()}
-    experts = None
-    path = work / f"experts-{number}.npz"
-    if path.exists() and zipfile.is_zipfile(path):
-        with np.load(path) as arrays:
-            experts = ExpertStatistics.from_arrays(dict(arrays))
-    return LayerStatistics(stats["k"], stats["v"], stats.get("index_k"), experts)
-
-
-def _by_kind(layer: LayerStatistics) -> dict[str, VectorStatistics]:
-    found = {kind: getattr(layer, kind) for kind in KINDS}
-    return {kind: stats for kind, stats in found.items() if stats is not None}
+    prepared: Prepared, states: HiddenStates, work: Path, advance: Callable[[int], None]
+) -> None:
+    """Every layer that is not done."""
+    source, config, tokens = prepared.source, prepared.config, prepared.tokens
+    paths = {name: shard.path for name, shard in source.shards.items()}
+    weights = ModelWeights(source.location, prepared.modules, paths)
+    try:
+        if not states.embedded:
+            embed_rows(config, weights, tokens, states.inputs("source"))
+            states.embedding_written()
+            advance(weights.take_bytes_read())
+        for number in range(states.layer, config.layers):
+            save_layer(work, number, run_layer(config, weights, number, tokens, states, advance))
+            states.layer_written({"layer": number})
+    except NonFiniteError as error:
+        raise BadInputError(
+            "source-nonfinite", f"the source's forward gives NaN or Inf in layer {error.layer}",
+            where=f"layer {error.layer}, token {error.token}",
+        ) from None  # fmt: skip
+    finally:
+        weights.close()
 
 
 def bound_findings(calibration: Calibration) -> list[Finding]:
@@ -199,12 +217,3 @@ def bound_findings(calibration: Calibration) -> list[Finding]:
                     )
                 )  # fmt: skip
     return found
-
-
-def _expert_summary(experts: Mapping[int, ExpertStatistics]) -> dict[str, Any]:
-    unreached = {n: int((seen.tokens_E == 0).sum()) for n, seen in experts.items()}
-    return {
-        "layers": len(experts),
-        "unreached": sum(unreached.values()),
-        "unreached_by_layer": {str(n): count for n, count in unreached.items() if count},
-    }

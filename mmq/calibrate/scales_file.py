@@ -16,10 +16,11 @@ from typing import Any
 
 from mmq.calibrate.kv_statistics import FORMATS, VectorStatistics, candidate_scales
 from mmq.calibrate.observers import DEFAULT_PERCENTILE, OBSERVERS, Observer, clip_rate, scale_of
+from mmq.calibrate.runs import merged_runs
 from mmq.convert.checkpoint import read_json_object
 from mmq.convert.kv_scales_file import FORMAT
 from mmq.convert.writer import write_file
-from mmq.errors import BadInputError, UsageError
+from mmq.errors import BadInputError, RefusedError, UsageError
 from mmq.quantize.architecture import TEXT
 from mmq.quantize.layouts import K_SCALE, V_SCALE
 
@@ -56,22 +57,17 @@ class Calibration:
         Raises:
             UsageError: another model, or tokens that were seen already.
         """
-        if self.model["norms_sha256"] != other.model["norms_sha256"]:
+        self.runs = merged_runs(self.model, self.runs, other.model, other.runs, where)
+        try:
+            for own, more in zip(self.layers, other.layers, strict=True):
+                if own.keys() != more.keys():
+                    raise ValueError(f"{', '.join(more)} beside {', '.join(own)}")
+                for kind in own:
+                    own[kind].merge(more[kind])
+        except ValueError as error:
             raise UsageError(
-                "calibrations-differ", f"{where} was made from another model", where=where,
-                got=other.model["norms_sha256"], expected=self.model["norms_sha256"],
-            )  # fmt: skip
-        seen = {run["tokens_sha256"] for run in self.runs}
-        for run in other.runs:
-            if run["tokens_sha256"] in seen:
-                raise UsageError(
-                    "calibration-twice", f"{where} has tokens that another file has too",
-                    where=where, got=run["tokens_sha256"], expected="other tokens",
-                )  # fmt: skip
-        self.runs = sorted([*self.runs, *other.runs], key=lambda run: str(run["tokens_sha256"]))
-        for own, more in zip(self.layers, other.layers, strict=True):
-            for kind in own:
-                own[kind].merge(more[kind])
+                "calibrations-differ", f"{where} has other layers: {error}", where=where
+            ) from None
 
     def scales(self, choice: Choice) -> dict[str, float]:
         """F32 by tensor name."""
@@ -166,15 +162,49 @@ def _read(path: Path) -> Calibration:
             {kind: VectorStatistics.from_json(seen) for kind, seen in layer.items()}
             for layer in calibration["statistics"]
         ]
-        if len(layers) != int(calibration["model"]["layers"]):
-            raise ValueError(f"{len(layers)} layers")
-        runs = [dict(run) for run in calibration["runs"]]
-        return Calibration(dict(calibration["model"]), runs, layers)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        model, runs = dict(calibration["model"]), [dict(run) for run in calibration["runs"]]
+        if len(layers) != int(model["layers"]):
+            raise ValueError(f"{len(layers)} of {model['layers']} layers")
+        for number, layer in enumerate(layers):
+            if not {"k", "v"} <= set(layer) <= set(KINDS):
+                raise ValueError(f"layer {number} has {', '.join(layer) or 'nothing'}")
+        if not all({"tokens", "tokens_sha256"} <= run.keys() for run in runs):
+            raise ValueError("a run without its tokens")
+        if not isinstance(model["norms_sha256"], str):
+            raise ValueError("no model")
+        return Calibration(model, runs, layers)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise BadInputError(
             "calibration-damaged", f"{path}: the statistics are damaged: {error!r}",
             where=str(path),
         ) from None  # fmt: skip
 
 
-__all__ = ["KINDS", "OBSERVERS", "Calibration", "Choice", "read_calibrations", "write_calibration"]
+def is_calibration_of(
+    path: Path, model: Mapping[str, Any], tokens_sha256: str, choice: Choice
+) -> bool:
+    """Whether a file holds the calibration of this model on these tokens with this observer.
+
+    Raises:
+        RefusedError: a file is there that is no calibration, so it is not to be overwritten.
+    """
+    if not path.exists():
+        return False
+    try:
+        found = _read(path)
+    except BadInputError as error:
+        raise RefusedError(
+            "calibration-not-ours", f"{path} is there, but no calibration of mmq's: it is not"
+            " overwritten", where=str(path), got=error.message, hint=f"move {path} away",
+        ) from None  # fmt: skip
+    told = read_json_object(path)["calibration"]
+    same = (told.get("observer"), told.get("kv_format")) == (choice.observer, choice.format)
+    tokens = [run["tokens_sha256"] for run in found.runs]
+    norms = found.model["norms_sha256"]
+    return same and tokens == [tokens_sha256] and norms == model["norms_sha256"]
+
+
+__all__ = [
+    "KINDS", "OBSERVERS", "Calibration", "Choice", "is_calibration_of", "read_calibrations",
+    "write_calibration",
+]  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mmq.commands.paths import expanded, optional_path
 from mmq.errors import UsageError
 from mmq.invocation import Run, global_options
+
+if TYPE_CHECKING:
+    from mmq.calibrate.run import CalibrateSettings
 
 
 @click.command()
@@ -48,9 +51,20 @@ from mmq.invocation import Run, global_options
     help="Also write activation scales, for convert --input-scales.",
 )  # fmt: skip
 @click.option(
+    "--experts-out", metavar="FILE",
+    help="Also write the experts' statistics, for --merge-experts.",
+)  # fmt: skip
+@click.option(
     "--merge", multiple=True, metavar="FILE",
     help="Make the scales from the statistics of these files, without a model; repeatable.",
 )  # fmt: skip
+@click.option(
+    "--merge-experts", multiple=True, metavar="FILE",
+    help="Make the experts' files from these, which --experts-out wrote; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--download-dir", metavar="DIR", help="Where SRC goes when it is a Hub repository; it stays."
+)
 @click.option(
     "--work-dir", metavar="DIR",
     help="Hidden states while the run lasts.  [default: FILE.work]",
@@ -58,35 +72,56 @@ from mmq.invocation import Run, global_options
 @global_options
 @click.pass_obj
 def calibrate(
-    run: Run, /, src: str | None, output: str, merge: tuple[str, ...], **words: Any
-) -> int:
+    run: Run, /, src: str | None, output: str, merge: tuple[str, ...],
+    merge_experts: tuple[str, ...], **words: Any,
+) -> int:  # fmt: skip
     """KV scales from text, by a forward of SRC that is streamed layer by layer."""
     from mmq.calibrate.lines import calibration_lines
-    from mmq.calibrate.scales_file import Choice, read_calibrations, write_calibration
 
-    choice = Choice(words.pop("observer"), words.pop("percentile"), words.pop("kv_format"))
-    out = Path(expanded(output))
-    if merge:
-        if src is not None:
-            raise UsageError("option-value", "--merge takes files, and no SRC", got=src)
-        merged = read_calibrations([Path(expanded(file)) for file in merge])
-        data = write_calibration(out, merged, choice)
+    downloads = optional_path(words.pop("download_dir"))
+    out, settings = Path(expanded(output)), _settings(words)
+    if merge or merge_experts:
+        if src is not None or not merge or settings.texts or settings.tokens:
+            raise UsageError(
+                "option-value", "--merge takes files of earlier runs, and no SRC or text", got=src,
+                hint="mmq calibrate -o all.json --merge a.json --merge b.json",
+            )  # fmt: skip
+        data = _merged(merge, merge_experts, out, settings)
     else:
         if src is None:
             raise UsageError("option-value", "give SRC, or files to --merge")
-        data = _run(run, src, out, choice, words)
+        from mmq.calibrate.run import calibrate as run_calibrate
+        from mmq.convert.hub_copy import local_copy
+
+        source = local_copy(expanded(src), downloads, run.console)
+        data = run_calibrate(source, out, settings, run.console)
     text = "\n".join(calibration_lines(data, output))
     run.console.result(text, {"command": "calibrate", "out": str(out), **data})
     return 0
 
 
-def _run(run: Run, src: str, out: Path, choice: Any, words: dict[str, Any]) -> dict[str, Any]:
+def _settings(words: dict[str, Any]) -> CalibrateSettings:
+    """CalibrateSettings from the options above."""
     from mmq.calibrate.run import CalibrateSettings
-    from mmq.calibrate.run import calibrate as run_calibrate
+    from mmq.calibrate.scales_file import Choice
 
+    choice = Choice(words.pop("observer"), words.pop("percentile"), words.pop("kv_format"))
     words["texts"] = tuple(path for word in words["texts"] if (path := optional_path(word)))
     words["work"] = words.pop("work_dir")
-    for key in ("tokens", "importance_out", "input_scales_out", "work"):
+    for key in ("tokens", "importance_out", "input_scales_out", "experts_out", "work"):
         words[key] = optional_path(words[key])
-    settings = CalibrateSettings(choice=choice, **words)
-    return run_calibrate(expanded(src), out, settings, run.console)
+    return CalibrateSettings(choice=choice, **words)
+
+
+def _merged(
+    files: tuple[str, ...], experts: tuple[str, ...], out: Path, settings: CalibrateSettings
+) -> dict[str, Any]:
+    """Several runs as one: the same files as from a run over all of their tokens."""
+    from mmq.calibrate.expert_layers import read_experts
+    from mmq.calibrate.run import write_expert_files
+    from mmq.calibrate.scales_file import read_calibrations, write_calibration
+
+    calibration = read_calibrations([Path(expanded(file)) for file in files])
+    layers = read_experts([Path(expanded(file)) for file in experts]) if experts else None
+    summary = write_expert_files(settings, layers)
+    return {**write_calibration(out, calibration, settings.choice), "experts": summary}
