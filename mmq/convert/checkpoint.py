@@ -1,4 +1,4 @@
-"""A checkpoint as its headers describe it: a folder, a single file, or a header manifest.
+"""A checkpoint as its headers describe it: a folder, a file, a header manifest, or on the Hub.
 
 Opening reads headers, index and config only; nothing here touches tensor data. `open_checkpoint`
 is the seam for other kinds of source: whatever yields a `Checkpoint` can be inspected and planned.
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmq.convert.safetensors_header import (
     LFS_MAGIC,
@@ -23,6 +23,9 @@ from mmq.convert.safetensors_header import (
 )
 from mmq.errors import BadInputError
 from mmq.report.findings import Finding
+
+if TYPE_CHECKING:
+    from mmq.convert.hub_source import HubSource
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -54,6 +57,7 @@ class Checkpoint:
         tensors: by name.
         config: parsed config.json ({} when there is none).
         notes: observations that do not stop work, such as a wrong total_size.
+        hub: where the files come from, for one on the Hub; shards are not here until downloaded.
     """
 
     location: str
@@ -65,6 +69,7 @@ class Checkpoint:
     notes: tuple[Finding, ...] = ()
     inferred: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    hub: HubSource | None = None
 
     @property
     def nbytes(self) -> int:
@@ -79,12 +84,15 @@ class Checkpoint:
 
 
 def open_checkpoint(location: str | Path) -> Checkpoint:
-    """Open a folder, a `.safetensors` file, a header manifest (`.json`) or a built-in name.
+    """Open a folder, a `.safetensors` file, a header manifest (`.json`), a built-in name or a Hub
+    repository.
 
     Raises:
         BadInputError: nothing there, or damaged, with the file at fault.
+        IncompleteError: the Hub cannot be reached.
     """
     from mmq.convert.header_manifest import BUILTIN, open_builtin, open_manifest
+    from mmq.hub.location import parse_location
 
     path = Path(location).expanduser()
     # a path may hold bytes that are no text; reports must not
@@ -97,11 +105,16 @@ def open_checkpoint(location: str | Path) -> Checkpoint:
         return open_single(path, text)
     if text in BUILTIN:
         return open_builtin(text)
+    if repository := parse_location(text):
+        from mmq.convert.hub_source import open_hub
+
+        return open_hub(repository, text)
     raise BadInputError(
         "source-not-found",
-        f"{text} is neither a folder, a .safetensors file, a header manifest nor a built-in source",
+        f"{text} is neither a folder, a .safetensors file, a header manifest, a built-in source nor"
+        " a Hub repository",
         where=text,
-        expected=f"a path, or one of {', '.join(BUILTIN)}",
+        expected=f"a path, org/name, or one of {', '.join(BUILTIN)}",
         hint="hf download ORG/NAME --local-dir FOLDER",
     )
 

@@ -18,7 +18,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mmq.convert.device import device_error
 from mmq.convert.memory import MemorySampler
@@ -26,11 +26,30 @@ from mmq.convert.work import WorkUnit
 from mmq.convert.writer import PARTIAL, AtomicFile
 from mmq.errors import IncompleteError, MachineError, MmqError
 
+#: Seconds between looks at a gate while a worker has nothing to do.
+_WAITING = 0.05
 #: Workers report progress after this many output bytes.
 _PROGRESS_BYTES = 64 << 20
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 OnProgress = Callable[[int], None]
+
+
+class Gate(Protocol):
+    """Says when what a unit reads is there, where shards are downloaded during the run."""
+
+    def ready(self, unit: WorkUnit) -> bool:
+        """Whether the unit can run.
+
+        Raises:
+            MmqError: it never will.
+        """
+
+    def wait(self, unit: WorkUnit, tick: Callable[[], None]) -> None:
+        """Return when it can; `tick` is called now and then."""
+
+    def release(self, unit: WorkUnit) -> None:
+        """The unit is done, and recorded."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +138,12 @@ def run_unit(unit: WorkUnit, context: UnitContext, progress: OnProgress) -> Unit
 
 def run_units(
     units: list[WorkUnit], context: UnitContext, jobs: int, progress: OnProgress,
-    memory: MemorySampler,
+    memory: MemorySampler, gate: Gate | None = None,
 ) -> Iterator[UnitResult]:  # fmt: skip
     """Run units and yield results as they finish; stops everything at the first failure.
+
+    Args:
+        gate: units start in order, each when the gate says so; None: all can run.
 
     Raises:
         MmqError: the first failure of any unit.  IncompleteError: a worker process died.
@@ -133,10 +155,14 @@ def run_units(
             progress(nbytes)
 
         for unit in units:
+            if gate is not None:
+                gate.wait(unit, lambda: progress(0))
             yield run_unit(unit, context, watched)
+            if gate is not None:
+                gate.release(unit)
             memory.sample(now=True)
         return
-    pool = _Pool(context, min(jobs, len(units)))
+    pool = _Pool(context, min(jobs, len(units)), gate)
     try:
         yield from pool.run(units, progress, memory)
     finally:
@@ -149,8 +175,9 @@ class _Pool:
     Started fresh, so that no lock, thread or GPU context is inherited: a fork cannot use CUDA.
     """
 
-    def __init__(self, context: UnitContext, jobs: int) -> None:
+    def __init__(self, context: UnitContext, jobs: int, gate: Gate | None = None) -> None:
         self._context = context
+        self._gate = gate
         for name in _SINGLE_THREAD:
             os.environ.setdefault(name, "1")
         spawn = multiprocessing.get_context("spawn")
@@ -174,28 +201,36 @@ class _Pool:
         self, units: list[WorkUnit], progress: OnProgress, memory: MemorySampler
     ) -> Iterator[UnitResult]:
         queue = list(reversed(units))
-        for pipe in self._workers:
-            self._give(pipe, queue)
-        while self._busy:
-            ready = wait(list(self._busy), timeout=0.5)
+        while self._hand_out(queue) or self._busy:
+            waiting = bool(queue) and len(self._busy) < len(self._workers)
+            ready = wait(list(self._busy), timeout=_WAITING if waiting else 0.5)
+            if waiting:
+                progress(0)
             memory.sample(p.pid for p in self._workers.values() if p.pid)
             for pipe in (p for p in self._busy.copy() if p in ready):
                 kind, value = self._receive(pipe)
                 if kind == "progress":
                     progress(value)
                 elif kind == "done":
-                    del self._busy[pipe]
-                    self._give(pipe, queue)
+                    unit = self._busy.pop(pipe)
+                    self._hand_out(queue)
                     yield value
+                    if self._gate is not None:
+                        self._gate.release(unit)
                 else:
                     raise value
 
-    def _give(self, pipe: Connection, queue: list[WorkUnit]) -> None:
-        if queue:
-            unit = queue.pop()
-            self._busy[pipe] = unit
-            with suppress(BrokenPipeError):  # it died; reading from it says how
-                pipe.send(unit)
+    def _hand_out(self, queue: list[WorkUnit]) -> bool:
+        """Give idle workers what can run; whether anything is left to give."""
+        for pipe in self._workers:
+            if not queue or (self._gate is not None and not self._gate.ready(queue[-1])):
+                break
+            if pipe not in self._busy:
+                unit = queue.pop()
+                self._busy[pipe] = unit
+                with suppress(BrokenPipeError):  # it died; reading from it says how
+                    pipe.send(unit)
+        return bool(queue)
 
     def _receive(self, pipe: Connection) -> tuple[str, Any]:
         try:

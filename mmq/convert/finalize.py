@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import platform
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,9 +20,11 @@ from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME, STORED_KEY, VENDOR_KEY, vendor_block
 from mmq.convert.safetensors_header import unreadable
 from mmq.convert.side_files import SideFile
+from mmq.convert.source_revision import source_revision
 from mmq.convert.stream import CHUNK_BYTES
 from mmq.convert.tasks import TensorRow
-from mmq.convert.writer import AtomicFile, FileRecord, write_file
+from mmq.convert.work import SOURCE
+from mmq.convert.writer import AtomicFile, FileRecord, json_bytes, write_file
 from mmq.quantize.version import NUMERICS_VERSION
 
 MANIFEST_FORMAT = "mmq-manifest/1"
@@ -83,12 +84,6 @@ def index_bytes(plan: ConversionPlan) -> bytes:
     )
 
 
-def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """Indented UTF-8 JSON with a final newline; bytes of a path that are no text are escaped."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    return text.encode("utf-8", "backslashreplace")
-
-
 def versions() -> dict[str, str]:
     """Versions of what had a part in the output bytes."""
     import numpy
@@ -130,6 +125,8 @@ def _manifest(
         "versions": versions(),
         "options": plan.options.as_dict(),
         "source": _source(plan, source_hashes),
+        **_hub(plan),
+        "calibration": plan.calibration,
         "dropped": [{"name": d.tensor.name, "reason": d.reason} for d in plan.dropped],
         "files": [{"name": n, "bytes": r.size, "sha256": r.sha256} for n, r in sorted(files)],
         STORED_KEY: dict(sorted(stored.items())),
@@ -138,8 +135,16 @@ def _manifest(
     }
 
 
+def _hub(plan: ConversionPlan) -> dict[str, Any]:
+    """Repositories and commits, for what came from the Hub."""
+    found = {SOURCE: plan.source, **plan.others}
+    hub = {o: c.hub.snapshot.as_dict() for o, c in found.items() if c.hub is not None}
+    return {"hub": hub} if hub else {}
+
+
 def _source(plan: ConversionPlan, hashes: Mapping[str, str]) -> dict[str, Any]:
     return {
+        **source_revision(plan.source)._asdict(),
         "payload_bytes": plan.source.nbytes,
         "tensors": len(plan.source.tensors),
         "shards": [

@@ -14,6 +14,8 @@ from mmq.convert.safetensors_header import TensorInfo
 from mmq.errors import BadInputError, UsageError
 
 SUFFIX = "importance"
+#: Key of the file's metadata under which a calibration tells where it comes from, as JSON.
+METADATA_KEY = "mmq_calibration"
 
 
 def open_importance(path: str) -> Checkpoint:

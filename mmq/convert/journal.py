@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint, read_json_object
+from mmq.convert.options import INPUT_SCALES, KV_SCALES
 from mmq.convert.plan import ConversionPlan
+from mmq.convert.work import Task
 from mmq.convert.writer import write_file
 from mmq.errors import BadInputError, RefusedError
 from mmq.quantize.version import NUMERICS_VERSION
@@ -32,12 +34,14 @@ FORMAT = "mmq-journal/1"
 
 
 def source_identity(source: Checkpoint) -> dict[str, Any]:
-    """What tells whether a source is still the same: sizes, times and header hashes."""
+    """What tells whether a source is still the same: sizes, times and header hashes; for one on the
+    Hub its digests, since another commit can have equal headers."""
     return {
         name: {
             "bytes": shard.file_bytes,
             "mtime_ns": shard.mtime_ns,
             "header_sha256": shard.header_sha256,
+            **({"sha256": shard.sha256} if source.hub is not None else {}),
         }
         for name, shard in source.shards.items()
     }
@@ -49,10 +53,8 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
     for unit in plan.units:
         digest.update(unit.header)
         for task in unit.tasks:
-            for key in ("value", "stored_global", "stored_input"):
-                value = getattr(task, key, None)
-                if value is not None:
-                    digest.update(repr((task.outputs[0].name, key, float(value).hex())).encode())
+            for key, value in _values(task):
+                digest.update(repr((task.outputs[0].name, key, float(value).hex())).encode())
     config = json.dumps(plan.source.config, sort_keys=True, ensure_ascii=False)
     return {
         "format": FORMAT,
@@ -65,10 +67,23 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
     }
 
 
+def _values(task: Task) -> Iterator[tuple[str, float]]:
+    """Numbers of a task that no header tells."""
+    for key in ("value", "stored_global", "stored_input"):
+        value = getattr(task, key, None)
+        if value is not None:
+            yield key, value
+    # 1.0 is what conversions without a file write: their fingerprints have never told it
+    for value in (*getattr(task, "inputs", ()), getattr(task, "input", 1.0)):
+        if value != 1.0:
+            yield "input", value
+
+
 def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
     """Options without where files lie: what is in them is part of the fingerprint already."""
-    if options["kv_scales"] not in ("analytic", "unit", "none"):
-        options["kv_scales"] = "file"
+    for key, words in (("kv_scales", KV_SCALES), ("input_scales", INPUT_SCALES)):
+        if options[key] not in words:
+            options[key] = "file"
     return {**options, **{k: options[k] is not None for k in ("experts_from", "importance")}}
 
 

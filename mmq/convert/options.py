@@ -10,6 +10,7 @@ from mmq.quantize.layouts import LAYOUTS, Nvfp4Layout
 
 TARGETS = ("nvfp4", "mxfp8", "bf16")
 SCALE_SEARCHES = ("max", "mse", "four-over-six")
+KV_SCALES, INPUT_SCALES = ("analytic", "unit", "none"), ("unit", "none")
 KV_FORMATS = ("auto", "nvfp4", "fp8", "none")
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -22,7 +23,7 @@ class ConvertOptions:
         to: target of the weights: nvfp4, mxfp8 or bf16.
         layout: NVFP4 layout, modelopt or minimax.
         mtp: drop or keep the multi-token-prediction modules.
-        input_scales: unit (1.0 beside every NVFP4 projection) or none.
+        input_scales: unit (1.0 beside every NVFP4 projection), none, or the path of a scales file.
         kv_scales: analytic, unit, none, or the path of a scales file.
         kv_format: KV-cache format the config declares.
         scale_search: how NVFP4 block scales are chosen: mse (least error), max (as ModelOpt) or
@@ -70,7 +71,6 @@ class ConvertOptions:
         layout = LAYOUTS[self.layout]
         kv_scales = self.kv_scales or (layout.default_kv_scales if to_nvfp4 else "none")
         input_scales = self.input_scales or (layout.default_input_scales if to_nvfp4 else "none")
-        _choice("--input-scales", input_scales, ("unit", "none"))
         if to_nvfp4:
             _check_layout(layout, kv_scales, input_scales, self.kv_format)
         elif kv_scales != "none" or input_scales != "none" or self.kv_format != "auto":
@@ -99,7 +99,7 @@ def _choice(option: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _check_layout(layout: Nvfp4Layout, kv_scales: str, input_scales: str, kv_format: str) -> None:
-    kind = kv_scales if kv_scales in ("analytic", "unit", "none") else "file"
+    kind = kv_scales if kv_scales in KV_SCALES else "file"
     if kind not in layout.allowed_kv_scales:
         raise UsageError(
             "option-conflict",

@@ -44,6 +44,8 @@ def refuse_overlap(plan: ConversionPlan, side_files: list[SideFile], out: Path) 
                 where=source.location,
                 hint="add --dry-run, or name a folder that holds the weights",
             )
+        if source.hub is not None:  # it lies nowhere yet, or in the Hub's cache
+            continue
         src = source.root.resolve()
         read += [shard.path for shard in source.shards.values()]
         if origin == IMPORTANCE:  # a file, not a folder of its own

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from mmq.convert.calibration_files import CalibrationFiles, open_calibration_files
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.completeness import check_architecture, check_complete
-from mmq.convert.importance import open_importance
 from mmq.convert.modules import NVFP4_LAYOUT_OF, Module, group_modules
 from mmq.convert.options import ConvertOptions
 from mmq.convert.plan_tasks import TaskBuilder
@@ -45,6 +45,7 @@ class ConversionPlan:
         ignored: what each --ignore pattern matched.
         findings: warnings and notes about source and options.
         others: what tasks read besides the source, by origin (--experts-from, --importance).
+        calibration: option → where the numbers of its file come from.
     """
 
     source: Checkpoint
@@ -56,6 +57,7 @@ class ConversionPlan:
     dropped: tuple[Dropped, ...]
     ignored: tuple[IgnoreMatch, ...]
     findings: tuple[Finding, ...]
+    calibration: Mapping[str, Any]
 
     @property
     def output_bytes(self) -> int:
@@ -94,7 +96,8 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     modules = group_modules(source.tensors)
     keeps_mtp = options.mtp == "keep" or options.to != "nvfp4"
     findings = [*source.notes, *check_complete(source, modules, mtp=keeps_mtp)]
-    others = _others(options)
+    files = open_calibration_files(source, modules, options)
+    others = _others(options, files)
     candidates = _candidates(modules, options)
     ignored, reports = apply_ignore(options.ignore, modules, frozenset(candidates))
     _check_ignorable(options, [modules[n] for n in candidates if n in ignored])
@@ -105,21 +108,21 @@ def build_plan(source: Checkpoint, options: ConvertOptions) -> ConversionPlan:
     findings.extend(_split_findings({n: modules[n].role for n in candidates}, ignored))
     findings.extend(_layout_findings(source, options))
 
-    builder = TaskBuilder(source, modules, options, quantised, others)
+    builder = TaskBuilder(source, modules, options, quantised, others, files)
     groups, dropped = _collect(builder, modules)
     units = tuple(_pack(groups, options.max_shard_bytes))
     return ConversionPlan(
         source, others, options, modules, units, quantised,
-        tuple(Dropped(t, r) for t, r in dropped), reports, tuple(findings),
+        tuple(Dropped(t, r) for t, r in dropped), reports, tuple(findings), files.told,
     )  # fmt: skip
 
 
-def _others(options: ConvertOptions) -> dict[str, Checkpoint]:
+def _others(options: ConvertOptions, files: CalibrationFiles) -> dict[str, Checkpoint]:
     others = {}
     if options.experts_from:
         others[EXPERTS] = open_checkpoint(options.experts_from)
-    if options.importance:
-        others[IMPORTANCE] = open_importance(options.importance)
+    if files.importance is not None:
+        others[IMPORTANCE] = files.importance
     return others
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mmq.convert.calibration_files import CalibrationFiles
 from mmq.convert.checkpoint import Checkpoint
 from mmq.convert.completeness import config_count
 from mmq.convert.importance import importance_of
-from mmq.convert.kv_scales_file import read_kv_scales
 from mmq.convert.modules import NVFP4_LAYOUT_OF, Module, group_modules
 from mmq.convert.options import ConvertOptions
 from mmq.convert.relayout import StoredScalars, read_stored_scalars
@@ -54,6 +54,7 @@ class TaskBuilder:
     Args:
         quantised: modules whose format changes, as policy and --ignore decided.
         others: what is read besides the source, by origin.
+        files: scales that a calibration found.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class TaskBuilder:
         options: ConvertOptions,
         quantised: frozenset[str],
         others: Mapping[str, Checkpoint],
+        files: CalibrationFiles,
     ) -> None:
         self.modules = modules
         self.options = options
@@ -74,13 +76,8 @@ class TaskBuilder:
         normed = source.text_config.get("use_qk_norm", True)
         self.qk_norm = source.text_config.get("qk_norm_type") if normed else "no norm"
         self.stored: StoredScalars = read_stored_scalars(source)
-        self.kv_values = self._kv_values(source, options)
+        self.files = files
         self.dropped: list[tuple[TensorInfo, str]] = []
-
-    def _kv_values(self, source: Checkpoint, options: ConvertOptions) -> Mapping[str, float] | None:
-        if options.kv_scales in ("analytic", "unit", "none", None):
-            return None
-        return read_kv_scales(str(options.kv_scales), source)
 
     def group(self, modules: list[Module]) -> tuple[Task, ...]:
         """Tasks of modules that belong together (one expert, or a single module)."""
@@ -169,7 +166,8 @@ class TaskBuilder:
             weigh = self.importance
             importance = tuple(importance_of(weigh, m) for m in share) if weigh else ()
             search = self.options.scale_search
-            yield QuantizeNvfp4(weights, results, self.layout.divisor, search, importance)
+            inputs = tuple(self._input_value(m) for m in share)
+            yield QuantizeNvfp4(weights, results, self.layout.divisor, search, importance, inputs)
             for module in share:
                 taken = weight_source(module).tensors
                 yield from self._rest(module, taken, "replaced by NVFP4 scalars")
@@ -204,7 +202,7 @@ class TaskBuilder:
             )
         layout, name = self.layout, module.name
         scalar = layout.scalar_shape
-        with_input = self.options.input_scales == "unit"
+        with_input = self.options.input_scales != "none"
         return Nvfp4Outputs(
             output(f"{name}.{layout.packed}", "U8", (rows, columns // 2)),
             output(f"{name}.{layout.block_scale}", "F8_E4M3", (rows, columns // NVFP4.block)),
@@ -215,14 +213,22 @@ class TaskBuilder:
     def _relayout(self, module: Module) -> RelayoutNvfp4:
         source_layout = NVFP4_LAYOUT_OF[module.format]
         result = self._nvfp4_outputs(module)
-        input_scale = module.tensors.get(source_layout.input_scale)
+        # a file's scales replace the source's
+        from_file = self.files.input_scales is not None
+        input_scale = None if from_file else module.tensors.get(source_layout.input_scale)
         return RelayoutNvfp4(
             weight_source(module),
             input_scale if result.input_scale else None,
             result,
             self.stored.get(f"{module.name}.{self.layout.global_scale}"),
-            self.stored.get(f"{module.name}.{self.layout.input_scale}"),
+            None if from_file else self.stored.get(f"{module.name}.{self.layout.input_scale}"),
+            self._input_value(module),
         )
+
+    def _input_value(self, module: Module) -> float:
+        """The activation scale written beside a projection, as a multiplier."""
+        scales = self.files.input_scales
+        return 1.0 if scales is None else scales.get(module.name, 1.0)
 
     def _kv_scales(self, module: Module) -> Iterator[Task]:
         """The K or V scale that stands beside k_proj or v_proj of a main-model layer."""
@@ -238,8 +244,8 @@ class TaskBuilder:
         out = output(f"{module.name}.{side}_scale", "F32", ())
         if self.options.kv_scales == "unit":
             yield WriteScalar(out, 1.0)
-        elif self.kv_values is not None:
-            yield WriteScalar(out, self.kv_values[out.name])
+        elif self.files.kv_scales is not None:
+            yield WriteScalar(out, self.files.kv_scales[out.name])
         elif side == "k":
             yield self._analytic_k(module, out)
         else:

@@ -11,6 +11,7 @@ from mmq.convert.finalize import ShardRecord, sqnr_db, versions
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import SideFile
 from mmq.convert.sizes import size_rows
+from mmq.convert.source_revision import source_revision
 from mmq.convert.tasks import TensorRow
 from mmq.convert.work import WorkUnit
 from mmq.convert.writer import FileRecord
@@ -57,6 +58,7 @@ def convert_report(
             shards=len(plan.source.shards),
             payload_bytes=source_bytes,
             file_bytes=sum(s.file_bytes for s in plan.source.shards.values()),
+            **source_revision(plan.source)._asdict(),
         ),
         output=Endpoint(
             location=".",
@@ -71,6 +73,7 @@ def convert_report(
         components=_components(plan),
         quality=quality(row for shard in shards for row in shard.rows),
         dropped=dict(Counter(d.reason for d in plan.dropped)),
+        calibration=dict(plan.calibration),
         config_edits=config_edits(plan),
         findings=[FindingEntry(**f.as_dict()) for f in findings],
         timing=Timing(

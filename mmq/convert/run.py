@@ -5,11 +5,10 @@ open ─► plan ─► may we write here? ─► run units (journalled) ─► 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,12 @@ from mmq.console import Console
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.configs import build_configs
 from mmq.convert.device import Place, find_place
+from mmq.convert.downloads import Downloads, DownloadSettings, read_pins, write_pins
 from mmq.convert.executor import UnitContext, run_units
 from mmq.convert.finalize import (
     TABLE_NAME,
     ShardRecord,
     commit_index,
-    json_bytes,
     row_from_json,
     write_everything_but_index,
 )
@@ -35,17 +34,15 @@ from mmq.convert.plan import ConversionPlan, build_plan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile, list_side_files
 from mmq.convert.tasks import TensorRow
-from mmq.convert.work import SOURCE
-from mmq.convert.writer import file_sha256, write_file
-from mmq.errors import BadInputError, MachineError, VerdictError
+from mmq.convert.writer import file_sha256, json_bytes, write_file
+from mmq.errors import BadInputError, VerdictError
+from mmq.hub.snapshot import pinned
 from mmq.report.findings import Finding
 
 if TYPE_CHECKING:
     from mmq.report.schema import ConvertReport
 
 REPORT_NAME = "mmq-convert.json"
-#: Room for journal, index and file-system overhead beyond the files themselves.
-_SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ class RunSettings:
     strict: bool = False
     hash_source: bool = False
     device: str = "cpu"
+    downloads: DownloadSettings = field(default_factory=DownloadSettings)
 
 
 def convert(
@@ -68,8 +66,9 @@ def convert(
     Raises:
         MmqError: with the exit code of docs/errors.md; finished shards are kept for a resume.
     """
-    checkpoint = open_checkpoint(source)
-    plan = build_plan(checkpoint, options)
+    with pinned(read_pins(out, restart=settings.restart)) as pins:
+        checkpoint = open_checkpoint(source)
+        plan = build_plan(checkpoint, options)
     side_files, notes = list_side_files(checkpoint)
     refuse_overlap(plan, side_files, out)
     findings = [*plan.findings, *notes]
@@ -89,6 +88,7 @@ def convert(
         console.note(f"{out} is finished already: same source, same options, every file there")
         return None
     try:
+        write_pins(out, pins)
         return _run(plan, out, side_files, findings, journal, settings, place, console)
     finally:
         journal.unlock()
@@ -115,15 +115,46 @@ def _run(
     memory.sample()
     done = _finished_shards(journal, plan, console)
     pending = [unit for unit in plan.units if unit.index not in done]
-    _check_free_space(out, sum(u.file_bytes for u in pending) + sum(s.nbytes for s in side_files))
     if done:
         console.note(f"resuming: {len(done)} of {len(plan.units)} shards are done")
     hashes = _source_hashes(plan.source, console) if settings.hash_source else {}
+    with Downloads(
+        plan, pending, side_files, out, settings.downloads, settings.jobs, console
+    ) as downloads:
+        spent = _run_units(plan, out, downloads, journal, done, settings, place, memory, console)
+        _check_unchanged(plan)
+        shards = [done[unit.index] for unit in plan.units]
+        met = streaming_findings(shards)
+        for finding in met:
+            console.finding(finding, talk=True)
+        _refuse_warnings(met, settings.strict)
+        files = write_everything_but_index(plan, out, shards, downloads.sides, hashes)
+        memory.sample(now=True)
+        report = convert_report(
+            plan, shards, files, side_files, [*findings, *met],
+            seconds=time.monotonic() - started, jobs=max(1, min(settings.jobs, len(pending))),
+            resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
+            place=place, spent=spent,
+        )  # fmt: skip
+        write_file(out / REPORT_NAME, json_bytes(report.model_dump()))
+        commit_index(plan, out)
+        downloads.finish()
+        journal.remove()
+    return report
+
+
+def _run_units(
+    plan: ConversionPlan, out: Path, downloads: Downloads, journal: Journal,
+    done: dict[int, ShardRecord], settings: RunSettings, place: Place, memory: MemorySampler,
+    console: Console,
+) -> Counter[str]:  # fmt: skip
+    """Make the shards that are not done; returns seconds by what they were spent on."""
     spent: Counter[str] = Counter()
-    with console.progress(sum(u.file_bytes for u in pending), "converting") as progress:
+    units = downloads.units
+    with console.progress(sum(u.file_bytes for u in units), "converting") as progress:
         for result in run_units(
-            pending, _context(plan, out, place), settings.jobs, lambda n: progress.advance(n),
-            memory,
+            units, _context(plan, out, place, downloads.paths), settings.jobs,
+            lambda n: progress.advance(n, downloads.status()), memory, downloads.gate,
         ):  # fmt: skip
             journal.record(result.unit, result._asdict())
             spent.update(result.spent)
@@ -131,30 +162,12 @@ def _run(
                 result.unit, result.filename, result.bytes, result.sha256,
                 [TensorRow(*row) for row in result.rows],
             )  # fmt: skip
-    _check_unchanged(plan)
-    shards = [done[unit.index] for unit in plan.units]
-    met = streaming_findings(shards)
-    for finding in met:
-        console.finding(finding, talk=True)
-    _refuse_warnings(met, settings.strict)
-    files = write_everything_but_index(plan, out, shards, side_files, hashes)
-    memory.sample(now=True)
-    report = convert_report(
-        plan, shards, files, side_files, [*findings, *met],
-        seconds=time.monotonic() - started, jobs=max(1, min(settings.jobs, len(pending))),
-        resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
-        place=place, spent=spent,
-    )  # fmt: skip
-    write_file(out / REPORT_NAME, json_bytes(report.model_dump()))
-    commit_index(plan, out)
-    journal.remove()
-    return report
+    return spent
 
 
-def _context(plan: ConversionPlan, out: Path, place: Place) -> UnitContext:
-    paths = {SOURCE: {n: s.path for n, s in plan.source.shards.items()}}
-    for origin, other in plan.others.items():
-        paths[origin] = {n: s.path for n, s in other.shards.items()}
+def _context(
+    plan: ConversionPlan, out: Path, place: Place, paths: dict[str, dict[str, Path]]
+) -> UnitContext:
     gemma = bool(plan.source.text_config.get("use_gemma_norm", True))
     drop = too_large_for_cache(plan.source.nbytes + plan.file_bytes)
     return UnitContext(out, paths, plan.options.allow_nonfinite, gemma, drop, place.backend)
@@ -182,24 +195,11 @@ def _finished_shards(
     return done
 
 
-def _check_free_space(out: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(out).free
-    needed = nbytes + _SPARE_BYTES
-    if free < needed:
-        raise MachineError(
-            "disk-space",
-            f"{out} has no room for the output",
-            where=str(out),
-            got=f"{free:,} bytes free",
-            expected=f"{needed:,} bytes",
-            hint="free space, or choose an OUT on another disk",
-        )
-
-
 def _check_unchanged(plan: ConversionPlan) -> None:
     """A source that was rewritten while we read it gave a mixture; say so instead of finishing."""
     for checkpoint in (plan.source, *plan.others.values()):
-        for shard in checkpoint.shards.values():
+        # the Hub's are pinned by commit, and checked by digest as they arrive
+        for shard in () if checkpoint.hub else checkpoint.shards.values():
             try:
                 stat = shard.path.stat()
             except FileNotFoundError:
@@ -219,6 +219,9 @@ def _source_hashes(source: Checkpoint, console: Console) -> dict[str, str]:
     total = sum(s.file_bytes for s in source.shards.values())
     with console.progress(total, "hashing the source") as progress:
         for name, shard in source.shards.items():
+            if source.hub is not None and shard.sha256 is not None:
+                hashes[name] = shard.sha256  # each is held against it on arrival
+                continue
             hashes[name] = file_sha256(shard.path, progress.advance)
             if shard.sha256 and shard.sha256 != hashes[name]:
                 raise BadInputError(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmq.convert.checkpoint import CONFIG_NAME, HF_QUANT_CONFIG_NAME, Checkpoint
+from mmq.convert.hub_source import side_listing
 from mmq.convert.safetensors_header import LFS_MAGIC, unreadable
 from mmq.errors import BadInputError
 from mmq.report.findings import Finding
@@ -47,23 +48,36 @@ def list_side_files(source: Checkpoint) -> tuple[list[SideFile], list[Finding]]:
     """
     if source.root is None:
         return [], []
+    listing = side_listing(source)
+    if listing is None:
+        # a link back to a folder above would bring in its neighbours, and the source again
+        above = set(source.root.resolve().parents)
+        walk = _walk(source.root, source.root, above)
+        listing = [(path, name, path.stat().st_size) for path, name in walk]
+    return _chosen(source, listing)
+
+
+def _chosen(
+    source: Checkpoint, listing: list[tuple[Path, str, int]]
+) -> tuple[list[SideFile], list[Finding]]:
     files: list[SideFile] = []
     notes: list[Finding] = []
-    # a link back to a folder above would bring in its neighbours, and the source again
-    above = set(source.root.resolve().parents)
-    for path, name in _walk(source.root, source.root, above):
+    configs = {name for _, name, _ in listing if name.endswith(f"/{CONFIG_NAME}")}
+    for path, name, nbytes in listing:
         if name in source.shards or name in _REPLACED_NAMES or name == source.index_name:
             continue
         top = name.partition("/")[0]
-        own_model = (source.root / top / CONFIG_NAME).is_file() if "/" in name else False
+        if _SKIPPED_NAMES & set(name.split("/")):
+            continue
+        own_model = f"{top}/{CONFIG_NAME}" in configs
         if "/" not in name and _is_weight(name):
             notes.append(
                 Finding("stray-weights", "note",
                         f"{name} is not in the index: neither read nor copied", where=name)
             )  # fmt: skip
             continue
-        nbytes = path.stat().st_size
-        if nbytes < _LFS_MAX_BYTES and _starts_like_pointer(path):
+        here = source.hub is None or path.is_file()
+        if here and nbytes < _LFS_MAX_BYTES and _starts_like_pointer(path):
             notes.append(
                 Finding("side-file-lfs-pointer", "warning",
                         f"{name} is a Git LFS pointer, not the file itself, and is copied as that",

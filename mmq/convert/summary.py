@@ -11,6 +11,8 @@ from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint
 from mmq.convert.configs import config_edits, declared_kv_format, nvfp4_kv_notes
+from mmq.convert.downloads import DownloadSettings, download_summary
+from mmq.convert.kv_budget import per_million
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import list_side_files
 from mmq.convert.sizes import ANNOUNCED_GB, kv_bytes, release_of, size_rows
@@ -36,7 +38,9 @@ def checkpoint_summary(source: Checkpoint) -> dict[str, Any]:
         "bytes": nbytes,
         "components": _rows(rows),
         "kv_bytes_per_token": None if kv is None else kv._asdict(),
+        "kv_bytes_per_million_tokens": None if kv is None else per_million(kv),
         "inferred": source.inferred,
+        "hub": None if source.hub is None else source.hub.as_dict(),
         "findings": [f.as_dict() for f in source.notes],
     }
 
@@ -88,7 +92,9 @@ def plan_summary(plan: ConversionPlan, resources: dict[str, Any]) -> dict[str, A
     }
 
 
-def resource_summary(plan: ConversionPlan, out: Path | None, jobs: int) -> dict[str, Any]:
+def resource_summary(
+    plan: ConversionPlan, out: Path | None, jobs: int, downloads: DownloadSettings | None = None
+) -> dict[str, Any]:
     """Disk, memory and work of a plan.
 
     Args:
@@ -100,11 +106,16 @@ def resource_summary(plan: ConversionPlan, out: Path | None, jobs: int) -> dict[
         folders[side.folder or ""] += side.nbytes
     disk = None if out is None else _existing(out)
     jobs = min(jobs, len(plan.units))
+    settings = downloads or DownloadSettings()
+    fetched = download_summary(plan, side_files, out or Path("OUT"), settings, jobs)
+    elsewhere = settings.folder is not None
+    held = fetched["least_bytes"] if fetched is not None and not elsewhere else 0
     return {
         "side_files": len(side_files),
         "side_bytes": folders.pop("", 0),
         "side_folders": dict(folders),
-        "needed_bytes": plan.file_bytes + sum(side.nbytes for side in side_files),
+        "needed_bytes": plan.file_bytes + sum(side.nbytes for side in side_files) + held,
+        "download": fetched,
         "free_bytes": None if disk is None else shutil.disk_usage(disk).free,
         "disk": None if disk is None else str(disk),
         "jobs": jobs,

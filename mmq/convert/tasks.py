@@ -30,6 +30,7 @@ from mmq.errors import BadInputError
 from mmq.kernels import ops
 from mmq.quantize.floats import as_storage
 from mmq.quantize.global_scale import MIN_GLOBAL_SCALE, nvfp4_global_scale, reciprocal_scale
+from mmq.quantize.layouts import MODELOPT
 
 __all__ = ["TaskContext", "TensorRow", "run_task"]
 
@@ -120,16 +121,28 @@ def _quantize_nvfp4(task: QuantizeNvfp4, context: TaskContext) -> None:
         for piece in scales:
             context.emit(piece)
         context.emit(scalar_bytes(written))
+        others = _unless_exact(f"{weight.module}.{MODELOPT.global_scale}", written, s2)
         if result.input_scale is not None:
-            context.emit(scalar_bytes(1.0))
+            value, other = _given_input(task.inputs[i], weight.module, task.divisor)
+            context.emit(scalar_bytes(value))
+            others += other
         context.rows.append(
             TensorRow(
                 result.packed.name, "quantize", weight.format, "NVFP4", weight.shape,
                 sum(t.nbytes for t in weight.tensors), sum(o.nbytes for o in result.present),
                 float(s2), error.signal, error.noise, error.max_error,
-                other_scalars=_unless_exact(f"{weight.module}.weight_scale_2", written, s2),
+                other_scalars=others,
             )
         )  # fmt: skip
+
+
+def _given_input(
+    multiplier: float, module: str, divisor: bool
+) -> tuple[np.float32, tuple[tuple[str, str], ...]]:
+    """An activation scale as the layout stores it, and the multiplier where 1/x is not it."""
+    given = np.float32(multiplier)
+    written = reciprocal_scale(given) if divisor else given
+    return written, _unless_exact(f"{module}.{MODELOPT.input_scale}", written, given)
 
 
 def _nvfp4_piece(
@@ -162,14 +175,16 @@ def _relayout(task: RelayoutNvfp4, context: TaskContext) -> None:
     written = _reexpressed(stored, task.stored_global)
     context.emit(scalar_bytes(written))
     inexact = _unless_exact(weight.global_scale.name, written, stored)
+    divisor = NVFP4_LAYOUT_OF[weight.format].divisor
     if result.input_scale is not None:
-        value = written_input = np.float32(1.0)
         if task.input_scale is not None:
             value = _read_scalar(context.reader, task.input_scale)
-            written_input = _reexpressed(value, task.stored_input)
-            inexact += _unless_exact(task.input_scale.name, written_input, value)
-        context.emit(scalar_bytes(written_input))
-    divisor = NVFP4_LAYOUT_OF[weight.format].divisor
+            written = _reexpressed(value, task.stored_input)
+            inexact += _unless_exact(task.input_scale.name, written, value)
+        else:
+            written, other = _given_input(task.input, weight.module, not divisor)
+            inexact += other
+        context.emit(scalar_bytes(written))
     context.rows.append(
         TensorRow(
             result.packed.name, "relayout", "NVFP4", "NVFP4", weight.shape,

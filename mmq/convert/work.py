@@ -88,6 +88,7 @@ class QuantizeNvfp4:
         divisor: whether the layout stores 1/s2.
         search: how block scales are chosen (`--scale-search`).
         importance: channel weights of each projection, or nothing.
+        inputs: activation scale of each projection, as a multiplier, where results have one.
     """
 
     weights: tuple[WeightSource, ...]
@@ -95,6 +96,7 @@ class QuantizeNvfp4:
     divisor: bool
     search: str
     importance: tuple[TensorInfo, ...] = ()
+    inputs: tuple[float, ...] = ()
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -110,8 +112,9 @@ class RelayoutNvfp4:
     """NVFP4 to the other NVFP4 layout: codes and block scales untouched, scalars re-expressed.
 
     Attributes:
-        input_scale: the source's, or None: then 1.0 is written if the layout wants one.
-        stored: the global scale the source was made from, when its manifest tells it.
+        input_scale: the source's, or None: then `input` is written if the layout wants one.
+        stored_global, stored_input: the scalars the source was made from, when its manifest tells.
+        input: an activation scale as a multiplier.
     """
 
     weight: WeightSource
@@ -119,6 +122,7 @@ class RelayoutNvfp4:
     result: Nvfp4Outputs
     stored_global: float | None
     stored_input: float | None
+    input: float = 1.0
 
     @property
     def outputs(self) -> tuple[Output, ...]:

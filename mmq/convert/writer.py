@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmq.convert.page_cache import drop_pages
 from mmq.errors import MachineError, RefusedError
@@ -193,3 +194,9 @@ def disk_error(error: OSError, path: Path, expected: int | None = None) -> Machi
         "write-failed", f"{path.name} could not be written: {error.strerror or error}",
         where=str(path), hint="check that the folder exists, may be written to and is sound",
     )  # fmt: skip
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Indented UTF-8 JSON with a final newline; bytes of a path that are no text are escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,59 @@
+"""What the tests of Hub sources ask of runs and of the server's log."""
+
+from __future__ import annotations
+
+import json
+
+from in_process import run_mmq
+from m3_source import hashes
+
+REPO = "org/name"
+MANIFEST = "mmq-manifest.json"
+SMALL = ("--max-shard-size", "100KB")
+
+
+def error_of(events):
+    (error,) = [e for e in events if e["event"] == "error"]
+    return error
+
+
+def refused(*arguments):
+    """(exit code, error id, error) of a run that fails."""
+    code, events, _ = run_mmq(*arguments)
+    error = error_of(events)
+    assert error["exit_code"] == code
+    return code, error["id"], error
+
+
+def converted(source, out, *options):
+    """Hashes of an output, and its manifest without what tells of the source's whereabouts."""
+    jobs = () if "--jobs" in options else ("--jobs", "1")
+    code, events, _ = run_mmq("convert", source, out, *SMALL, *jobs, *options)
+    assert code == 0, events
+    return without_origin(out)
+
+
+def without_origin(out):
+    found = hashes(out, leave_out=("mmq-convert.json", MANIFEST))
+    manifest = json.loads((out / MANIFEST).read_bytes())
+    for key in ("hub", "versions"):
+        manifest.pop(key, None)
+    for key in ("repo", "commit"):
+        manifest["source"].pop(key, None)
+    for shard in manifest["source"]["shards"]:
+        shard.pop("sha256")
+    for shard in (*manifest["fingerprint"]["source"].values(),
+                  *(s for o in manifest["fingerprint"]["others"].values() for s in o.values())):
+        shard.pop("sha256", None)
+    manifest["options"].pop("experts_from")
+    return found, manifest
+
+
+def shard_gets(hub, name=""):
+    """Requests for weight files, at the Hub's own address."""
+    return hub.log.of(rf"GET /.*/resolve/.*{name}.*\.safetensors$")
+
+
+def cdn_bytes(hub):
+    """Bytes that storage sent."""
+    return sum(r.sent for r in hub.log.of(r"GET /cdn/"))

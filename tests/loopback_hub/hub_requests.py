@@ -1,0 +1,350 @@
+"""The answers of a loopback Hub, request by request."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import yaml
+from loopback_hub.hub_store import Content, File, Repo, content_of
+
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+class Answer(NamedTuple):
+    """Status, body and headers."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = {}  # noqa: RUF012  never changed
+
+
+class Refusal(Exception):  # noqa: N818
+    """An answer that ends the request."""
+
+    def __init__(self, status: int, message: str, code: str = "") -> None:
+        super().__init__(message)
+        headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
+        self.answer = Answer(status, json.dumps({"error": message}).encode(), headers)
+
+
+def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+    return Answer(status, json.dumps(value).encode(), headers or {})
+
+
+def answer(hub: Any, request: dict[str, Any]) -> Answer:
+    """Find what a request asks for."""
+    line = f"{request['method']} {request['raw_path']}"
+    for pattern, function in _ROUTES:
+        if match := re.fullmatch(pattern, line):
+            return function(hub, request, *map(unquote, match.groups()))
+    raise Refusal(404, f"the loopback Hub does not speak {line}")
+
+
+def _may_write(hub: Any, request: dict[str, Any]) -> None:
+    _known(hub, request)
+    if request["token"] is None:
+        raise Refusal(401, "Invalid username or password.")
+    if request["token"] != hub.token:
+        raise Refusal(403, "you don't have the rights to write here")
+
+
+def _known(hub: Any, request: dict[str, Any]) -> None:
+    if request["token"] not in (None, hub.token, hub.read_token):
+        raise Refusal(401, "Invalid credentials in Authorization header")
+
+
+def _repo(hub: Any, request: dict[str, Any], name: str) -> Repo:
+    _known(hub, request)
+    repo = hub.store.repos.get(name)
+    if repo is None or (repo.private and request["token"] is None):
+        # without a token the Hub does not tell whether it is there
+        status = 404 if request["token"] else 401
+        raise Refusal(status, "Repository not found", "RepoNotFound")
+    return repo
+
+
+def _commit_of(repo: Repo, revision: str) -> str:
+    commit = repo.resolve(revision)
+    if commit is None:
+        raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+    return commit
+
+
+def _entry(name: str, file: File) -> dict[str, Any]:
+    entry = {"type": "file", "path": name, "size": file.content.size, "oid": file.blob}
+    if file.lfs:
+        entry["lfs"] = {"oid": file.content.sha256, "size": file.content.size, "pointerSize": 134}
+    return entry
+
+
+def _info(hub: Any, request: dict[str, Any], name: str, revision: str = "main") -> Answer:
+    repo = _repo(hub, request, name)
+    commit = _commit_of(repo, revision)
+    siblings = []
+    for path, file in sorted(repo.commits[commit].items()):
+        sibling: dict[str, Any] = {"rfilename": path}
+        if "blobs" in request["query"]:
+            sibling |= {"size": file.content.size, "blobId": file.blob}
+            if file.lfs:
+                size = file.content.size
+                sibling["lfs"] = {"sha256": file.content.sha256, "size": size, "pointerSize": 134}
+        siblings.append(sibling)
+    return reply(
+        {"_id": "0", "id": name, "modelId": name, "sha": commit, "private": repo.private,
+         "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}
+    )  # fmt: skip
+
+
+def _tree(hub: Any, request: dict[str, Any], name: str, revision: str, path: str = "") -> Answer:
+    repo = _repo(hub, request, name)
+    tree = repo.commits[_commit_of(repo, revision)]
+    start = int(request["query"].get("cursor", "0"))
+    below = [n for n in sorted(tree) if not path or n.startswith(f"{path}/")]
+    page, headers = below[start : start + hub.page], {}
+    if start + hub.page < len(below):
+        link = f"{hub.endpoint}{request['raw_path']}?recursive=true&cursor={start + hub.page}"
+        headers["Link"] = f'<{link}>; rel="next"'
+    return reply([_entry(n, tree[n]) for n in page], headers=headers)
+
+
+def _paths(hub: Any, request: dict[str, Any], name: str, revision: str) -> Answer:
+    repo = _repo(hub, request, name)
+    tree = repo.commits[_commit_of(repo, revision)]
+    body = json.loads(request["body"])
+    return reply([_entry(n, tree[n]) for n in body["paths"] if n in tree])
+
+
+def _refs(hub: Any, request: dict[str, Any], name: str) -> Answer:
+    repo = _repo(hub, request, name)
+    branches = [
+        {"name": ref, "ref": f"refs/heads/{ref}", "targetCommit": commit}
+        for ref, commit in repo.refs.items() if not ref.startswith("refs/")
+    ]  # fmt: skip
+    return reply({"branches": branches, "tags": [], "converts": []})
+
+
+def _create(hub: Any, request: dict[str, Any]) -> Answer:
+    _may_write(hub, request)
+    body = json.loads(request["body"])
+    name = f"{body['organization']}/{body['name']}" if body.get("organization") else body["name"]
+    url = f"{hub.endpoint}/{name}"
+    if name in hub.store.repos:
+        return reply({"error": "You already created this model repo", "url": url}, 409)
+    hub.store.create(name, body.get("visibility") == "private" or bool(body.get("private")))
+    return reply({"url": url, "name": name, "id": "0"})
+
+
+def _branch(hub: Any, request: dict[str, Any], name: str, branch: str) -> Answer:
+    _may_write(hub, request)
+    repo = _repo(hub, request, name)
+    if branch in repo.refs:
+        raise Refusal(409, "Reference already exists")
+    start = json.loads(request["body"] or b"{}").get("startingPoint") or "main"
+    repo.refs[branch] = _commit_of(repo, start)
+    return reply({})
+
+
+def _validate(hub: Any, request: dict[str, Any]) -> Answer:
+    text = json.loads(request["body"])["content"]
+    match = re.match(r"\s*---\n(.*?)\n?---(\n|\Z)", text, re.S)
+    front = (yaml.safe_load(match[1]) if match else None) or {}
+    errors = []
+    if not isinstance(front.get("license", ""), str):
+        errors.append({"message": '"license" must be a string'})
+    if None in (front.get("datasets") or []):
+        errors.append({"message": '"datasets[0]" must be a string'})
+    warnings = [] if front else [{"message": "empty or missing yaml metadata in repo card"}]
+    return reply({"errors": errors, "warnings": warnings}, 400 if errors else 200)
+
+
+def _preupload(hub: Any, request: dict[str, Any], name: str, revision: str) -> Answer:
+    _may_write(hub, request)
+    repo = _repo(hub, request, name)
+    tree = repo.commits[_commit_of(repo, revision)]
+    body = json.loads(request["body"])
+    ignored = tree[".gitignore"].content.read().decode().split() if ".gitignore" in tree else []
+    files = []
+    for file in body["files"]:
+        old = tree.get(file["path"])
+        lfs = hub.store.is_lfs(file["path"], file["size"])
+        files.append(
+            {"path": file["path"], "uploadMode": "lfs" if lfs else "regular",
+             "shouldIgnore": file["path"] in ignored, "oid": old.etag if old else None}
+        )  # fmt: skip
+    return reply({"files": files})
+
+
+def _batch(hub: Any, request: dict[str, Any], name: str) -> Answer:
+    _may_write(hub, request)
+    objects = []
+    for wanted in json.loads(request["body"])["objects"]:
+        oid, size = wanted["oid"], wanted["size"]
+        entry = {"oid": oid, "size": size}
+        if oid not in hub.store.contents:
+            # parts go to storage; completion and verification are the Hub's
+            base, storage = f"{hub.endpoint}/lfs", f"{hub.storage}/lfs"
+            upload: dict[str, Any] = {"href": f"{storage}/upload/{oid}?signature=s3cret"}
+            if hub.part_bytes and size > hub.part_bytes:
+                count = -(-size // hub.part_bytes)
+                parts = {str(n): f"{storage}/part/{oid}/{n}" for n in range(1, count + 1)}
+                upload["href"] = f"{base}/complete/{oid}"
+                upload["header"] = {"chunk_size": str(hub.part_bytes), **parts}
+            entry["actions"] = {"upload": upload, "verify": {"href": f"{base}/verify/{oid}"}}
+        objects.append(entry)
+    return reply({"transfer": "multipart" if hub.part_bytes else "basic", "objects": objects})
+
+
+def _upload(hub: Any, request: dict[str, Any], oid: str) -> Answer:
+    return _store(hub, oid, request["body"], request["corrupt"])
+
+
+def _store(hub: Any, oid: str, data: bytes, corrupt: bool) -> Answer:
+    if corrupt:
+        data = bytes([data[0] ^ 1]) + data[1:]
+        hub.store.contents[oid] = content_of(data)
+        return Answer(200)
+    if hashlib.sha256(data).hexdigest() != oid:
+        raise Refusal(400, "the bytes do not have this SHA-256")
+    hub.store.contents[oid] = content_of(data, oid)
+    return Answer(200)
+
+
+def _part(hub: Any, request: dict[str, Any], oid: str, number: str) -> Answer:
+    hub.store.parts.setdefault(oid, {})[int(number)] = request["body"]
+    return Answer(200, headers={"ETag": f'"{oid[:8]}-{number}"'})
+
+
+def _complete(hub: Any, request: dict[str, Any], oid: str) -> Answer:
+    parts = hub.store.parts.get(oid, {})
+    listed = [part["partNumber"] for part in json.loads(request["body"])["parts"]]
+    if sorted(parts) != listed:
+        raise Refusal(400, "parts are missing")
+    return _store(hub, oid, b"".join(parts[n] for n in listed), request["corrupt"])
+
+
+def _verify(hub: Any, request: dict[str, Any], oid: str) -> Answer:
+    found = hub.store.contents.get(oid)
+    if found is None or found.size != json.loads(request["body"])["size"]:
+        raise Refusal(404, "object not found or of another size")
+    return reply({})
+
+
+def _commit(hub: Any, request: dict[str, Any], name: str, revision: str) -> Answer:
+    _may_write(hub, request)
+    repo = _repo(hub, request, name)
+    head, page = _commit_of(repo, revision), f"{hub.endpoint}/{name}"
+    lines = [json.loads(line) for line in request["body"].splitlines() if line]
+    header = next(line["value"] for line in lines if line["key"] == "header")
+    if header.get("parentCommit") not in (None, head):
+        raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+    tree = dict(repo.commits[head])
+    for line in lines:
+        _apply(hub, tree, line["key"], line["value"])
+    ref, url = revision, None
+    if "create_pr" in request["query"]:
+        number = hub.store.next_pull_request()
+        ref, url = f"refs/pr/{number}", f"{page}/discussions/{number}"
+    commit = repo.commit(ref, tree, header["summary"])
+    return reply(
+        {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}",
+         "hookOutput": "", "pullRequestUrl": url}
+    )  # fmt: skip
+
+
+def _apply(hub: Any, tree: dict[str, File], key: str, value: dict[str, Any]) -> None:
+    if key == "file":
+        tree[value["path"]] = File(content_of(base64.b64decode(value["content"])), False)
+    elif key == "lfsFile":
+        stored: Content | None = hub.store.contents.get(value["oid"])
+        if stored is None:
+            raise Refusal(400, f"LFS object {value['oid']} was not uploaded")
+        tree[value["path"]] = File(stored, True)
+    elif key == "deletedFile":
+        if tree.pop(value["path"], None) is None:
+            raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
+    elif key == "deletedFolder":
+        for name in [n for n in tree if n.startswith(value["path"].rstrip("/") + "/")]:
+            del tree[name]
+
+
+def _resolve(hub: Any, request: dict[str, Any], name: str, revision: str, path: str) -> Answer:
+    repo = _repo(hub, request, name)
+    commit = _commit_of(repo, revision)
+    file = repo.commits[commit].get(path)
+    if file is None:
+        raise Refusal(404, "Entry not found", "EntryNotFound")
+    headers = {"X-Repo-Commit": commit, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
+    if not file.lfs:
+        return _bytes(file.content, request, headers)
+    size = file.content.size
+    headers |= {"X-Linked-Etag": f'"{file.content.sha256}"', "X-Linked-Size": str(size)}
+    headers["Location"] = f"{hub.storage}/cdn/{file.content.sha256}?signature=s3cret"
+    hub.store.contents.setdefault(file.content.sha256, file.content)
+    return Answer(302, b"", headers)
+
+
+def _cdn(hub: Any, request: dict[str, Any], sha256: str) -> Answer:
+    if request["token"]:
+        raise Refusal(400, "Only one auth mechanism allowed")
+    if request["query"].get("signature") != "s3cret":
+        raise Refusal(403, "signature missing or too old")
+    content = hub.store.contents.get(sha256)
+    if content is None:
+        raise Refusal(404, "no such object")
+    return _bytes(content, request, {"ETag": f'"{sha256}"', "Accept-Ranges": "bytes"})
+
+
+def _bytes(content: Content, request: dict[str, Any], headers: dict[str, str]) -> Answer:
+    headers = {**headers, "Content-Type": "application/octet-stream"}
+    match = _RANGE.fullmatch(request["range"] or "")
+    start, stop, status = 0, content.size, 200
+    if match and any(match.groups()):
+        first, last = match.groups()
+        start = int(first) if first else max(0, content.size - int(last))
+        stop = min(content.size, int(last) + 1) if first and last else content.size
+        if start >= content.size:
+            total = {"Content-Range": f"bytes */{content.size}"}
+            return Answer(416, b"", {**headers, **total})
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{content.size}"
+    if request["method"] == "HEAD":
+        return Answer(status, b"", {**headers, "Content-Length": str(stop - start)})
+    return Answer(status, content.read(start, stop), headers)
+
+
+def _whoami(hub: Any, request: dict[str, Any]) -> Answer:
+    _known(hub, request)
+    if request["token"] is None:
+        raise Refusal(401, "Invalid username or password.")
+    return reply({"type": "user", "name": "loopback", "orgs": []})
+
+
+_NAME = r"([^/]+/[^/]+)"
+_MODEL = rf"/api/models/{_NAME}"
+_ROUTES: list[tuple[str, Callable[..., Answer]]] = [
+    (r"POST /api/repos/create", _create),
+    (r"POST /api/validate-yaml", _validate),
+    (r"GET /api/whoami-v2", _whoami),
+    (rf"GET {_MODEL}", _info),
+    (rf"GET {_MODEL}/revision/([^/]+)", _info),
+    (rf"GET {_MODEL}/tree/([^/]+)", _tree),
+    (rf"GET {_MODEL}/tree/([^/]+)/(.+)", _tree),
+    (rf"POST {_MODEL}/paths-info/([^/]+)", _paths),
+    (rf"GET {_MODEL}/refs", _refs),
+    (rf"POST {_MODEL}/branch/([^/]+)", _branch),
+    (rf"POST {_MODEL}/preupload/([^/]+)", _preupload),
+    (rf"POST {_MODEL}/commit/([^/]+)", _commit),
+    (rf"POST /{_NAME}\.git/info/lfs/objects/batch", _batch),
+    (r"PUT /lfs/upload/(\w+)", _upload),
+    (r"PUT /lfs/part/(\w+)/(\d+)", _part),
+    (r"POST /lfs/complete/(\w+)", _complete),
+    (r"POST /lfs/verify/(\w+)", _verify),
+    (rf"(?:GET|HEAD) /{_NAME}/resolve/([^/]+)/(.+)", _resolve),
+    (r"(?:GET|HEAD) /cdn/(\w+)", _cdn),
+]
