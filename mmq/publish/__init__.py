@@ -1,0 +1,1 @@
+"""A verified output as a model repository on the Hugging Face Hub."""

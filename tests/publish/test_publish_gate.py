@@ -1,0 +1,196 @@
+"""What may not be published: unverified, failed, undecided, changed since, unfinished."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from in_process import run_mmq
+from m3_source import INDEX
+
+REPORT = "mmq-verify.json"
+
+
+def edit_report(output, **values):
+    report = json.loads((output / REPORT).read_bytes())
+    (output / REPORT).write_text(json.dumps({**report, **values}), encoding="utf-8")
+
+
+def flip_last_byte(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def shard_of(output):
+    return sorted(output.glob("model-*.safetensors"))[1]
+
+
+def unverified(output):
+    (output / REPORT).unlink()
+
+
+def failed(output):
+    edit_report(output, verdict="fail")
+
+
+def inconclusive(output):
+    edit_report(output, verdict="inconclusive")
+
+
+def shard_changed(output):
+    flip_last_byte(shard_of(output))
+
+
+def config_changed(output):
+    path = output / "config.json"
+    path.write_bytes(path.read_bytes().replace(b"  ", b" ", 1) + b" ")
+
+
+def config_resized(output):
+    path = output / "config.json"
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+def manifest_changed(output):
+    path = output / "mmq-manifest.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def structure_only(output):
+    report = json.loads((output / REPORT).read_bytes())
+    edit_report(output, files=[f for f in report["files"] if f["name"].endswith(".json")])
+
+
+def side_file_nobody_judged(output):
+    report = json.loads((output / REPORT).read_bytes())
+    edit_report(output, files=[f for f in report["files"] if f["name"] != "chat_template.jinja"])
+    flip_last_byte(output / "chat_template.jinja")
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [
+        (unverified, "publish-unverified"),
+        (failed, "publish-verdict"),
+        (inconclusive, "publish-verdict"),
+        (shard_changed, "publish-stale"),
+        (config_changed, "publish-stale"),
+        (config_resized, "publish-file-missing"),
+        (manifest_changed, "publish-stale"),
+        (structure_only, "publish-weights-unverified"),
+        (side_file_nobody_judged, "publish-stale"),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_refused_with_nothing_sent(publish, output, hub, fault, finding):
+    fault(output)
+    outcome = publish()
+    assert finding in {*outcome.findings, outcome.error["id"]}
+    assert outcome.code == (4 if finding == "publish-file-missing" else 7)
+    assert not hub.store.repos
+    assert not hub.log.of("^(POST|PUT)")
+
+
+def test_refused_before_anything_is_hashed_or_asked(publish, output, hub):
+    unverified(output)
+    publish()
+    assert not hub.log.requests
+
+
+def test_a_warning_may_be_published(publish, output, hub):
+    edit_report(output, verdict="warn")
+    assert publish().code == 0
+
+
+@pytest.mark.parametrize("fault", [unverified, failed, shard_changed], ids=lambda f: f.__name__)
+def test_allow_unverified_publishes_and_the_card_says_so(publish, output, hub, fault):
+    fault(output)
+    outcome = publish("--allow-unverified")
+    assert outcome.code == 0
+    assert {f["severity"] for f in outcome.of("finding")} == {"warning"}
+    card = hub.files("org/model-NVFP4")["README.md"].decode()
+    assert "Published without a passing verification" in card
+    finding = outcome.of("finding")[0]["message"].split(":")[0]
+    assert finding.split("model-0000")[0] in card
+
+
+def test_a_passing_card_has_no_such_note(publish, hub):
+    publish()
+    assert "without a passing" not in hub.files("org/model-NVFP4")["README.md"].decode()
+
+
+def test_the_card_of_out_may_be_edited_after_verifying(publish, output, hub):
+    card = output / "README.md"
+    card.write_text("---\nlicense: mit\n---\n# Mine\n\nHello.\n", encoding="utf-8")
+    assert publish(card=True).code == 0
+    published = hub.files("org/model-NVFP4")["README.md"].decode()
+    assert published.startswith("---\nlicense: mit\n")
+    assert published.index("Hello.") < published.index("<!-- mmq -->")
+
+
+def unfinished(output):
+    (output / ".mmq").mkdir()
+
+
+def without_manifest(output):
+    (output / "mmq-manifest.json").unlink()
+
+
+def manifest_leads_out(output):
+    path = output / "mmq-manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"LICENSE"', b'"../LICENSE"'))
+
+
+def without_shard(output):
+    shard_of(output).unlink()
+
+
+def index_names_another(output):
+    path = output / INDEX
+    name = shard_of(output).name.encode()
+    path.write_bytes(path.read_bytes().replace(name, name[:-18] + b"9" + name[-17:]))
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "code"),
+    [
+        (unfinished, "output-unfinished", 5),
+        (without_manifest, "publish-no-manifest", 4),
+        (manifest_leads_out, "publish-manifest-invalid", 4),
+        (without_shard, "publish-file-missing", 4),
+        (index_names_another, "index-manifest-differ", 4),
+    ],
+    ids=lambda v: getattr(v, "__name__", v),
+)
+def test_no_finished_output(publish, output, hub, fault, error, code):
+    fault(output)
+    outcome = publish()
+    assert (outcome.error["id"], outcome.code) == (error, code)
+    assert not hub.log.requests
+
+
+def test_no_such_folder(hub, tmp_path):
+    code, events, _ = run_mmq("publish", tmp_path / "nothing", "org/model")
+    assert (code, events[0]["id"]) == (4, "output-not-found")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model",),
+        ("org/model/x",),
+        ("org/model", "--create-pr", "--revision", "v1"),
+        ("org/model", "--base-model", "nobody"),
+        ("org/model", "--image", "vllm=latest"),
+        ("org/model", "--image", "mystery=a/b:c"),
+        ("org/model", "--eval-dataset", "squad"),
+        ("org/model", "--eval-dataset", "org/set:task"),
+    ],
+    ids=" ".join,
+)
+def test_command_lines_that_make_no_sense(hub, output, words):
+    repo, *options = words
+    code, _, _ = run_mmq("publish", output, repo, "--base-model", "org/base", *options)
+    assert code == 2
+    assert not hub.log.of("^(POST|PUT)")
