@@ -12,8 +12,15 @@ import click
 from click.core import ParameterSource
 
 from mmq import __version__
+from mmq.commands.bench import bench
 from mmq.commands.calibrate import calibrate
+from mmq.commands.calibrated_scales import CALIBRATE, with_calibration
+from mmq.commands.doctor import doctor
 from mmq.commands.paths import expanded
+from mmq.commands.placement import budgets, placement_of, placement_options
+from mmq.commands.publish import publish
+from mmq.commands.report import report
+from mmq.commands.step_summary import tell_github
 from mmq.commands.verify import verify
 from mmq.console import Console
 from mmq.errors import EXIT_CODES, MmqError, UsageError, VerdictError
@@ -21,7 +28,9 @@ from mmq.invocation import Run, global_options, invoke
 
 if TYPE_CHECKING:
     from mmq.convert.checkpoint import Checkpoint
+    from mmq.convert.downloads import DownloadSettings
     from mmq.convert.options import ConvertOptions
+    from mmq.convert.plan import ConversionPlan
 
 #: Reasons not to convert that are no fault of the source's.
 _NOTHING_WRONG = ("already-converted", "nothing-to-convert")
@@ -43,8 +52,9 @@ def _exit_code_epilog() -> str:
 def cli() -> None:
     """Convert MiniMax-M3 MXFP8 checkpoints to NVFP4, and prove what came out.
 
-    SRC is a folder, a .safetensors file, a header manifest (.json), or a built-in source:
-    minimax-m3-mxfp8, minimax-m3-mxfp8-mtp (headers of the release, to try --dry-run on).
+    SRC is a folder, a .safetensors file, a header manifest (.json), a Hub repository
+    (org/name[@revision]), or a built-in source: minimax-m3-mxfp8, minimax-m3-mxfp8-mtp (headers
+    of the release, to try --dry-run on).
     """
 
 
@@ -77,47 +87,56 @@ def target_options(command: _F) -> _F:
     help="Show what this conversion would give.  [default: nvfp4, where it is possible]",
 )  # fmt: skip
 @target_options
+@placement_options
 @global_options
 @click.pass_obj
-def inspect(run: Run, /, src: str, to: str | None, **target: Any) -> None:
+def inspect(
+    run: Run, /, src: str, to: str | None, gpu: str | None, count: int | None, tp: int | None,
+    **target: Any,
+) -> None:  # fmt: skip
     """Sizes by component and dtype, KV bytes per token, what convert would make of SRC.
 
     Reads headers only.
     """
     from mmq.convert.checkpoint import open_checkpoint
-    from mmq.convert.summary import checkpoint_summary
+    from mmq.convert.summary import checkpoint_summary, plan_summary, resource_summary
+    from mmq.report.kv_budget_lines import budget_lines, million_lines
     from mmq.report.tables import inspect_lines, outcome_lines
 
     _refuse_idle_options(to)
+    placement = placement_of(gpu, count, tp)
     with _collector_paused():
         source = open_checkpoint(expanded(src))
         data = checkpoint_summary(source)
         plan = _outcome(run.console, source, to, target)
-    lines = inspect_lines(data)
-    if plan:
-        lines += ["", *outcome_lines(plan)]
-    run.console.result("\n".join(lines), {"command": "inspect", **data, "convert": plan})
-    _say(run.console, plan["findings"] if plan else data["findings"])
+        outcome = plan and plan_summary(plan, resource_summary(plan, None, 1))
+        fits = budgets(source, plan, placement)
+    lines = inspect_lines(data) + million_lines(data["kv_bytes_per_million_tokens"] or {})
+    if outcome:
+        lines += ["", *outcome_lines(outcome)]
+    for what, one in (fits or {}).items():
+        lines += ["", *budget_lines(one, f"weights as {what}")] if one else []
+    told = {"command": "inspect", **data, "convert": outcome, "kv_budget": fits}
+    run.console.result("\n".join(lines), told)
+    _say(run.console, outcome["findings"] if outcome else data["findings"])
 
 
 def _outcome(
     console: Console, source: Checkpoint, to: str | None, target: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The plan's summary; None when SRC cannot be converted and --to did not ask for it."""
+) -> ConversionPlan | None:
+    """The plan; None when SRC cannot be converted and --to did not ask for it."""
     from mmq.convert.options import ConvertOptions
     from mmq.convert.plan import build_plan
-    from mmq.convert.summary import plan_summary, resource_summary
 
     target["experts_from"] = expanded(target["experts_from"])
     try:
-        plan = build_plan(source, ConvertOptions(to=to or "nvfp4", **target))
+        return build_plan(source, ConvertOptions(to=to or "nvfp4", **target))
     except MmqError as error:
         if to is not None:
             raise
         say = console.note if error.id in _NOTHING_WRONG else console.warn
         say(f"convert --to nvfp4 would refuse this source: [{error.id}] {error.message}")
         return None
-    return plan_summary(plan, resource_summary(plan, None, 1))
 
 
 @cli.command()
@@ -129,13 +148,18 @@ def _outcome(
 )  # fmt: skip
 @target_options
 @click.option(
-    "--input-scales", type=click.Choice(["unit", "none"]),
-    help="Write 1.0 beside every NVFP4 projection, or nothing.  [default: unit]",
+    "--input-scales", metavar="unit|none|FILE",
+    help="Activation scales: 1.0 beside every NVFP4 projection, none, or from a scales file."
+    "  [default: unit]",
 )  # fmt: skip
 @click.option(
-    "--kv-scales", metavar="analytic|unit|none|FILE",
-    help="K and V scales: bounds from the weights, 1.0, none, or a scales file."
+    "--kv-scales", metavar="analytic|unit|none|calibrate|FILE",
+    help="K and V scales: bounds from the weights, 1.0, none, what --text gives, or a scales file."
     "  [default: analytic; none for --layout minimax]",
+)  # fmt: skip
+@click.option(
+    "--text", "texts", multiple=True, metavar="FILE",
+    help="Text for --kv-scales calibrate, UTF-8; repeatable.",
 )  # fmt: skip
 @click.option(
     "--kv-format", type=click.Choice(["auto", "nvfp4", "fp8", "none"]), default="auto",
@@ -174,32 +198,45 @@ def _outcome(
     help="Record NaN and Inf in copied tensors instead of stopping.",
 )  # fmt: skip
 @click.option("--hash-source", is_flag=True, help="Hash the source's shards into the manifest.")
+@click.option(
+    "--download-dir", metavar="DIR",
+    help="Where a Hub SRC's shards lie while they are needed.  [default: OUT/.mmq]",
+)  # fmt: skip
+@click.option(
+    "--keep-downloads", is_flag=True, help="Leave all of them in --download-dir, as a checkpoint."
+)
 @global_options
 @click.pass_obj
 def convert(
     run: Run, /, src: str, out: str, jobs: int | None, device: str, dry_run: bool, restart: bool,
-    overwrite: bool, strict: bool, hash_source: bool, **target: Any,
+    overwrite: bool, strict: bool, hash_source: bool, texts: tuple[str, ...],
+    download_dir: str | None, keep_downloads: bool, **target: Any,
 ) -> int:  # fmt: skip
     """Convert SRC into the new folder OUT.
 
     Run the same command again after an interruption: finished shards are kept.
     """
+    from mmq.convert.downloads import DownloadSettings
     from mmq.convert.summary import default_jobs
 
     _refuse_idle_options(target["to"])
-    src, folder, options = expanded(src), Path(expanded(out)), _options(target)
-    jobs = jobs or default_jobs()
+    src, folder = expanded(src), Path(expanded(out))
+    options, jobs = _options(target), jobs or default_jobs()
+    options = with_calibration(run.console, src, folder, options, texts, dry_run=dry_run)
+    downloads = DownloadSettings.of(download_dir, keep_downloads)
     if dry_run:
-        return _dry_run(run.console, src, folder, options, jobs, strict)
+        return _dry_run(run.console, src, folder, options, jobs, strict, downloads)
     from mmq.convert.run import RunSettings
     from mmq.convert.run import convert as run_convert
     from mmq.report.tables import convert_lines
 
-    settings = RunSettings(jobs, restart, overwrite, strict, hash_source, device)
-    report = run_convert(src, folder, options, settings, run.console)
-    data = report.model_dump() if report else {"finished": True}
-    text = "\n".join(convert_lines(data, src, out)) if report else f"{out} is finished"
+    settings = RunSettings(jobs, restart, overwrite, strict, hash_source, device, downloads)
+    done = run_convert(src, folder, options, settings, run.console)
+    data = done.model_dump() if done else {"finished": True}
+    text = "\n".join(convert_lines(data, src, out)) if done else f"{out} is finished"
     run.console.result(text, {"command": "convert", "out": str(folder), **data})
+    if done:
+        tell_github(done, run.console)
     return 0
 
 
@@ -225,21 +262,23 @@ def _refuse_idle_options(to: str | None) -> None:
 
 def _options(target: dict[str, Any]) -> ConvertOptions:
     """ConvertOptions from the command line's words."""
-    from mmq.convert.options import ConvertOptions
+    from mmq.convert.options import INPUT_SCALES, KV_SCALES, ConvertOptions
     from mmq.convert.sizes import parse_size
 
     max_shard = parse_size(target.pop("max_shard_size"))
     allow = target.pop("allow_nonfinite_passthrough")
-    if target["kv_scales"] not in ("analytic", "unit", "none"):
-        target["kv_scales"] = _absolute(target["kv_scales"])
+    for key, words in (("kv_scales", (*KV_SCALES, CALIBRATE)), ("input_scales", INPUT_SCALES)):
+        if target[key] not in words:
+            target[key] = _absolute(target[key])
     target["experts_from"] = _absolute(target["experts_from"])
     target["importance"] = _absolute(target["importance"])
     return ConvertOptions(max_shard_bytes=max_shard, allow_nonfinite=allow, **target)
 
 
 def _dry_run(
-    console: Console, src: str, out: Path, options: ConvertOptions, jobs: int, strict: bool
-) -> int:
+    console: Console, src: str, out: Path, options: ConvertOptions, jobs: int, strict: bool,
+    downloads: DownloadSettings,
+) -> int:  # fmt: skip
     from mmq.convert.checkpoint import open_checkpoint
     from mmq.convert.plan import build_plan
     from mmq.convert.summary import plan_summary, resource_summary
@@ -247,7 +286,7 @@ def _dry_run(
 
     with _collector_paused():
         plan = build_plan(open_checkpoint(src), options)
-        data = plan_summary(plan, resource_summary(plan, out, jobs))
+        data = plan_summary(plan, resource_summary(plan, out, jobs, downloads))
     console.result("\n".join(plan_lines(data)), {"command": "convert", "dry_run": True, **data})
     _say(console, data["findings"])
     warned = [f["id"] for f in data["findings"] if f["severity"] == "warning"]
@@ -261,13 +300,17 @@ def _dry_run(
 
 cli.add_command(calibrate)
 cli.add_command(verify)
+cli.add_command(doctor)
+cli.add_command(bench)
+cli.add_command(publish)
+cli.add_command(report)
 
 
 @cli.command()
 @global_options
 @click.pass_obj
 def demo(run: Run, /) -> int:
-    """The whole job on a small model made up on the spot."""
+    """The whole job on the bundled small model."""
     from mmq.demo import run_demo
 
     code: int = run_demo(run.console)
@@ -276,8 +319,10 @@ def demo(run: Run, /) -> int:
 
 def _absolute(path: str | None) -> str | None:
     """A file's full path, so that the manifest still finds it from another folder."""
+    from mmq.hub.location import parse_location
+
     word = expanded(path)
-    return str(Path(word).absolute()) if word else word
+    return str(Path(word).absolute()) if word and not parse_location(word) else word
 
 
 @contextmanager

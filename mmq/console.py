@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
@@ -74,7 +74,19 @@ class Console:
         self._err_colour = colour_wanted and _is_terminal(self._err)
         self._out_colour = colour_wanted and _is_terminal(self._out)
         self._clock = clock
+        self._secrets: list[str] = []
         self._result: dict[str, Any] | None = None
+
+    def hide(self, secret: str) -> None:
+        """Never print this, whatever message, report or traceback it gets into."""
+        if secret and secret not in self._secrets:
+            self._secrets.append(secret)
+
+    def hidden(self, text: str) -> str:
+        """The text without secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def note(self, message: str) -> None:
         """Something worth knowing that changes nothing."""
@@ -147,6 +159,11 @@ class Console:
         """A Python traceback, for --debug; on stderr in every mode."""
         self._to_stderr(text.rstrip())
 
+    def annotate(self, lines: Iterable[str]) -> None:
+        """Workflow commands of GitHub Actions, on stderr in every mode: its runner reads both."""
+        for line in lines:
+            self._to_stderr(line)
+
     def progress(self, total: int, title: str) -> Progress:
         """Progress over `total` bytes: a bar on a terminal, else a line every 30 s.
 
@@ -188,7 +205,7 @@ class Console:
         if self._out is None:
             return
         try:
-            print(text, file=self._out, flush=True)
+            print(self.hidden(text), file=self._out, flush=True)
         except BrokenPipeError:
             self.abandon_stdout()
         except OSError:
@@ -200,7 +217,7 @@ class Console:
         if self._err is None:
             return
         try:
-            print(text, file=self._err, flush=True)
+            print(self.hidden(text), file=self._err, flush=True)
         except OSError:
             _discard(self._err)
             self._err = None

@@ -102,7 +102,7 @@ EXIT_CODES: dict[int, str] = {
     3: "ran: fail, or inconclusive (warn too under --strict)",
     4: "bad input: shard, header, hash, unknown architecture",
     5: "incomplete: rerun the same command to resume",
-    6: "this machine cannot: no backend, disk or memory",
+    6: "this machine cannot: no backend, disk, memory or access to the Hub",
     7: "refused: another run's output, fingerprint differs, locked",
     130: "interrupted, resumable",
     143: "terminated, resumable",

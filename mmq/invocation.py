@@ -138,7 +138,7 @@ def _usage_error(run: Run, error: click.ClickException, arguments: list[str]) ->
 
 def _stopped(run: Run, how: str, code: int, arguments: list[str]) -> int:
     hint = None
-    if "convert" in arguments and "--dry-run" not in arguments:
+    if {"convert", "publish"} & set(arguments) and "--dry-run" not in arguments:
         # --restart would throw away what the interrupted run finished
         again = [a for a in arguments if a != "--restart"]
         hint = f"resume with: {shlex.join(['mmq', *again])}"

@@ -10,6 +10,12 @@ from in_process import Outcome, run_mmq
 from m3_source import Source, snapshot
 
 
+@pytest.fixture(autouse=True)
+def no_step_summary(monkeypatch):
+    """Under GitHub Actions, mmq writes into the step's summary; that of a test run is not its."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+
 @pytest.fixture
 def convert(tmp_path):
     """Converts a source (a `Source`, or a folder) into tmp_path/out; it must stay as it was."""

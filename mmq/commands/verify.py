@@ -7,18 +7,22 @@ from typing import Any
 import click
 
 from mmq.commands.paths import expanded, optional_path
-from mmq.errors import VerdictError
+from mmq.commands.step_summary import tell_github
+from mmq.errors import UsageError, VerdictError
 from mmq.invocation import Run, global_options
 
+#: What `--require` takes: a target of the kernels, or any GPU.
+REQUIREMENTS = ("sm_100", "sm_103", "sm_107", "sm_120", "gfx950", "native")
 _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
 
 
 @click.command()
-@click.argument("out")
+@click.argument("out", required=False)
 @click.option("--against", metavar="SRC", help="The checkpoint OUT was converted from.")
 @click.option(
-    "--level", type=click.Choice(["structure", "weights", "logits"]),
-    help="Highest level to run.  [default: weights with --against, else structure]",
+    "--level", type=click.Choice(["structure", "weights", "logits", "kernels"]),
+    help="Highest level to run; kernels stands alone.  [default: weights with --against, else"
+    " structure]",
 )  # fmt: skip
 @click.option("--strict", is_flag=True, help="Let warnings fail (exit 3).")
 @click.option(
@@ -67,14 +71,28 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
     help="Hidden states while a logits run lasts.  [default: .mmq-verify beside the report]",
 )  # fmt: skip
 @click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]),
+    help="Level logits: where the forward runs.  [default: cpu]  Level kernels: cpu for Triton's"
+    " interpreter.  [default: a GPU if there is one]  cuda is ROCm too.",
+)  # fmt: skip
+@click.option(
+    "--require", type=click.Choice(REQUIREMENTS),
+    help="Level kernels: exit 6 unless every operation ran natively on such a GPU.",
+)  # fmt: skip
+@click.option(
+    "--download-dir", metavar="DIR",
+    help="Where Hub repositories go when weights have to be read; they stay.",
+)  # fmt: skip
+@click.option(
     "-o", "--output", "report_path", metavar="FILE",
-    help="Where the report goes.  [default: mmq-verify.json in OUT]",
+    help="Where the report goes.  [default: mmq-verify.json in OUT; level kernels: nowhere]",
 )  # fmt: skip
 @global_options
 @click.pass_obj
 def verify(
-    run: Run, /, out: str, against: str | None, level: str | None, strict: bool,
-    allow_inconclusive: bool, report_path: str | None, **logits: Any,
+    run: Run, /, out: str | None, against: str | None, level: str | None, strict: bool,
+    allow_inconclusive: bool, report_path: str | None, device: str | None, require: str | None,
+    **logits: Any,
 ) -> int:  # fmt: skip
     """Check OUT, alone or against the checkpoint it came from; exit 3 when it fails.
 
@@ -82,19 +100,79 @@ def verify(
     structure   headers, configs, names, what loaders insist on
     weights     every stored value against the source's
     logits      perplexity and parity of both models on the same tokens
+    kernels     the Triton kernels against their references on this machine; OUT is optional
     """
+    _check_combination(out, against, level, device, require)
+    unmet = None
+    if level == "kernels":
+        report, unmet = _kernels(run, out, device, require, report_path)
+    else:
+        logits["device"] = device or "cpu"
+        report = _levels(run, out or "", against, level, strict, report_path, logits)
     from mmq.report.verdict import verify_lines
-    from mmq.verify.run import verify as run_verify
 
-    report = run_verify(
-        expanded(out), expanded(against), level, strict=strict,
-        report_path=optional_path(report_path), console=run.console, logits=_settings(logits),
-    )  # fmt: skip
     data = report.model_dump()
     run.console.result("\n".join(verify_lines(data)), {"command": "verify", **data})
+    tell_github(report, run.console)
+    if unmet is not None and report.verdict != "fail":
+        raise unmet
     fine = {"pass"} | (set() if strict else {"warn"})
     fine |= {"inconclusive"} if allow_inconclusive else set()
     return 0 if report.verdict in fine else VerdictError.exit_code
+
+
+def _check_combination(
+    out: str | None, against: str | None, level: str | None, device: str | None,
+    require: str | None,
+) -> None:  # fmt: skip
+    """Words that belong to some levels only.
+
+    Raises:
+        UsageError: they are mixed.
+    """
+    if level == "kernels" and against is not None:
+        raise UsageError(
+            "option-conflict", "--against would change nothing: --level kernels has no source",
+            hint="mmq verify --level kernels OUT",
+        )  # fmt: skip
+    if level != "kernels" and require is not None:
+        raise UsageError(
+            "option-conflict", "--require belongs to --level kernels", got=require,
+            hint="add --level kernels",
+        )  # fmt: skip
+    if level not in ("kernels", "logits") and device is not None:
+        raise UsageError(
+            "option-conflict", "--device belongs to --level kernels and --level logits",
+            got=device, hint="add --level logits",
+        )  # fmt: skip
+    if level != "kernels" and out is None:
+        raise click.UsageError("Missing argument 'OUT'.", click.get_current_context())
+
+
+def _kernels(
+    run: Run, out: str | None, device: str | None, require: str | None, report_path: str | None
+) -> tuple[Any, Any]:
+    """Level kernels: its report, and what the machine did not meet."""
+    from mmq.verify.kernels.level import verify_kernels
+
+    return verify_kernels(
+        expanded(out), device=device, require=require, report_path=optional_path(report_path),
+        console=run.console,
+    )  # fmt: skip
+
+
+def _levels(
+    run: Run, out: str, against: str | None, level: str | None, strict: bool,
+    report_path: str | None, logits: dict[str, Any],
+) -> Any:  # fmt: skip
+    """The other levels."""
+    from mmq.verify.run import verify as run_verify
+
+    return run_verify(
+        expanded(out), expanded(against), level, strict=strict,
+        report_path=optional_path(report_path), console=run.console,
+        download_dir=optional_path(logits.pop("download_dir")), logits=_settings(logits),
+    )  # fmt: skip
 
 
 def _settings(words: dict[str, Any]) -> Any:

@@ -60,6 +60,8 @@ class Endpoint(_Model):
     shards: int
     payload_bytes: int
     file_bytes: int | None = None
+    repo: str = Field(default="", description="its repository on the Hub, where that is known")
+    commit: str = Field(default="", description="the commit of it, where that is known")
 
 
 class ModuleQuality(_Model):
@@ -129,6 +131,11 @@ class ConvertReport(_Model):
     quality: Quality
     dropped: dict[str, int] = Field(description="reason → number of tensors")
     config_edits: list[str]
+    calibration: dict[str, Any] = Field(
+        default_factory=dict,
+        description="option → its file's hash, observer, tokens and texts, where numbers came"
+        " from data",
+    )
     findings: list[FindingEntry]
     timing: Timing
     files: list[FileEntry]
@@ -204,6 +211,38 @@ class LogitsReport(_Model):
     timing: dict[str, float]
 
 
+class KernelResult(_Model):
+    """Level kernels: one operation's kernel beside its reference, over all of its cases."""
+
+    op: str
+    status: Literal["native", "emulated", "skipped", "crashed"] = Field(
+        description="native: executed on the GPU; emulated: by Triton's interpreter on the CPU"
+    )
+    path: str = Field(description="native, fallback or unsupported: how the target computes it")
+    reason: str = Field(description="of the path; why it was skipped; what it crashed with")
+    target: str = Field(description="sm_100, gfx950, …; emulated: the target that is pretended")
+    cases: int
+    values: int = Field(description="numbers compared, over all cases")
+    worst: float | None = Field(
+        description="exact: values whose bits differ; else the difference that is largest beside"
+        " its own bound; null: not finite"
+    )
+    bound: float = Field(description="what `worst` may be")
+    exact: bool = Field(description="every case is held to the same bits")
+    seconds: float
+
+
+class KernelsReport(_Model):
+    """Level kernels: where it ran, and each operation."""
+
+    device: str
+    backend: str = Field(description="cuda, rocm, interpreter, or none")
+    target: str
+    triton: str
+    torch: str
+    results: list[KernelResult]
+
+
 class LevelResult(_Model):
     """One level of verification: passed, failed, or skipped with the reason."""
 
@@ -227,5 +266,6 @@ class VerifyReport(_Model):
     levels: list[LevelResult]
     metrics: dict[str, float]
     logits: LogitsReport | None = None
+    kernels: KernelsReport | None = None
     findings: list[FindingEntry]
     files: list[FileEntry]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mmq.report.hub_lines import commit_lines, download_lines
+
 _EMPTY = "–"
 
 
@@ -191,8 +193,7 @@ def inspect_lines(data: Mapping[str, Any]) -> list[str]:
         + (f" in {shards:,} shard{'s' if shards != 1 else ''}" if shards else "")
         + f", {size_text(data['bytes'])}",
     ]
-    if data["inferred"]:
-        lines.append(f"inferred {data['inferred']}")
+    lines += commit_lines(data) + ([f"inferred {data['inferred']}"] if data["inferred"] else [])
     rows = [SizeRow(**row) for row in data["components"]]
     kv = data["kv_bytes_per_token"]
     return [*lines, "", *size_table(rows), "", *kv_lines(KvBytes(**kv) if kv else None)]
@@ -286,6 +287,7 @@ def _resource_lines(resources: Mapping[str, Any]) -> list[str]:
     jobs = resources["jobs"]
     return [
         *lines,
+        *download_lines(resources),
         f"memory   about {resources['peak_memory_bytes'] / 1e9:.1f} GB at most (summed PSS) with"
         f" {jobs} job{'s' if jobs != 1 else ''}",
         f"work     {short_size(resources['read_bytes'])} to read,"

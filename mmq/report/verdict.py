@@ -1,4 +1,4 @@
-"""A verification as lines of text: levels, what was skipped, metrics, verdict."""
+"""A verification as lines of text: levels, what was skipped, metrics, logits, verdict."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-_SEVERITIES = ("error", "warning", "note")
+from mmq.report.escape import plain
+from mmq.report.figures import number, plural
+from mmq.report.kernel_lines import kernel_lines
+from mmq.report.logits_text import logits_lines
+from mmq.report.schema import KernelsReport, LogitsReport
+
+SEVERITIES = ("error", "warning", "note")
 
 
 def verify_lines(report: Mapping[str, Any]) -> list[str]:
     """What `mmq verify` prints after its findings; `report` is a VerifyReport as a dict."""
-    count = Counter(finding["severity"] for finding in report["findings"])
-    found = ", ".join(f"{count[s]} {s}{'s' if count[s] != 1 else ''}" for s in _SEVERITIES)
     lines = [_level_line(level) for level in report["levels"]]
-    lines += [f"skipped  {reason}" for level in report["levels"] for reason in level["skipped"]]
-    lines += [f"metric   {name} {_number(value)}" for name, value in report["metrics"].items()]
-    return [*lines, f"verdict  {report['verdict'].upper()}: {found}"]
+    lines += [
+        f"skipped  {plain(reason)}" for level in report["levels"] for reason in level["skipped"]
+    ]
+    lines += [f"metric   {plain(name)} {number(v)}" for name, v in report["metrics"].items()]
+    if report.get("logits"):
+        lines += logits_lines(LogitsReport.model_validate(report["logits"]))
+    if report.get("kernels"):
+        lines += kernel_lines(KernelsReport.model_validate(report["kernels"]))
+    return [*lines, f"verdict  {report['verdict'].upper()}: {counted(report['findings'])}"]
+
+
+def counted(findings: list[dict[str, Any]]) -> str:
+    """`1 error, 0 warnings, 2 notes`."""
+    count = Counter(finding["severity"] for finding in findings)
+    return ", ".join(plural(count[severity], severity) for severity in SEVERITIES)
 
 
 def _level_line(level: Mapping[str, Any]) -> str:
@@ -25,8 +41,3 @@ def _level_line(level: Mapping[str, Any]) -> str:
         f"level    {level['level']}: {level['status']}, {things:,} things in"
         f" {len(level['checks'])} checks, {level['seconds']:.1f} s"
     )
-
-
-def _number(value: float) -> str:
-    """Counts as counts, measurements with three decimals."""
-    return f"{int(value):,}" if value == int(value) else f"{value:.3f}"

@@ -11,7 +11,7 @@ from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.completeness import check_architecture
 from mmq.convert.completeness import check_complete as check_source_complete
 from mmq.convert.modules import MXFP8_FORMAT, NVFP4_LAYOUT_OF, Module, group_modules
-from mmq.convert.options import ConvertOptions
+from mmq.convert.options import INPUT_SCALES, KV_SCALES, ConvertOptions
 from mmq.convert.plan import ConversionPlan, build_plan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.errors import MmqError
@@ -31,6 +31,7 @@ class Expectation:
         own: whether OUT's manifest told the options, so that sizes must agree to the byte.
         exact: whether its numerics version is ours too, so that every byte must agree.
         unknown_kv: KV-scale values cannot be known (their file is gone).
+        unknown_inputs: activation scales cannot be known (their file is gone).
         unknown_experts: the --experts-from checkpoint is gone; SRC's experts stand in for it.
         skipped: what cannot be compared, and why.
     """
@@ -41,6 +42,7 @@ class Expectation:
     own: bool = False
     exact: bool = False
     unknown_kv: bool = False
+    unknown_inputs: bool = False
     unknown_experts: bool = False
     skipped: list[str] = field(default_factory=list)
 
@@ -126,13 +128,18 @@ def _has_type(key: str, value: Any) -> bool:
 
 def _available(options: ConvertOptions, expectation: Expectation) -> ConvertOptions:
     """Options without the files that a conversion read and that are gone by now."""
-    from_file = options.kv_scales not in ("analytic", "unit", "none", None)
-    if from_file and not Path(str(options.kv_scales)).expanduser().is_file():
+    if _is_gone(options.kv_scales, KV_SCALES):
         expectation.unknown_kv = True
         expectation.skipped.append(
             f"values of the KV scales: they came from {options.kv_scales}, which is not there"
         )
         options = replace(options, kv_scales="unit")
+    if _is_gone(options.input_scales, INPUT_SCALES):
+        expectation.unknown_inputs = True
+        expectation.skipped.append(
+            f"values of the input scales: they came from {options.input_scales}, which is not there"
+        )
+        options = replace(options, input_scales="unit")
     if options.experts_from and not Path(options.experts_from).expanduser().exists():
         expectation.unknown_experts = True
         expectation.skipped.append(
@@ -148,6 +155,11 @@ def _available(options: ConvertOptions, expectation: Expectation) -> ConvertOpti
         )
         options = replace(options, importance=None)
     return options
+
+
+def _is_gone(value: str | None, words: tuple[str, ...]) -> bool:
+    """Whether an option names a file that is not there."""
+    return value not in (*words, None) and not Path(str(value)).expanduser().is_file()
 
 
 def _identity(source: Checkpoint, subject: Subject) -> list[Finding]:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from mmq import __version__
 from mmq.console import Console
-from mmq.convert.finalize import json_bytes
-from mmq.convert.writer import write_file
+from mmq.convert.writer import json_bytes, write_file
 from mmq.errors import MachineError, MmqError, UsageError
 from mmq.quantize.version import NUMERICS_VERSION
 from mmq.report.findings import Finding
@@ -27,6 +26,7 @@ from mmq.report.schema import (
 from mmq.verify.digests import hash_files
 from mmq.verify.expectation import Expectation, open_source, plan_expectation
 from mmq.verify.gates import Gate, gate_findings, judge, read_gates
+from mmq.verify.hub import local_locations, needs_report_path
 from mmq.verify.log import LevelLog, Status, entries, worst
 from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.structure import check_structure
@@ -45,6 +45,7 @@ def verify(
     report_path: Path | None,
     console: Console,
     logits: LogitsSettings | None = None,
+    download_dir: Path | None = None,
 ) -> VerifyReport:
     """Judge OUT; defects of OUT are findings, never exceptions.
 
@@ -54,6 +55,7 @@ def verify(
         logits: what level logits is to do.
         strict: whether the caller lets warnings fail; the verdict says "warn" either way.
         report_path: where mmq-verify.json goes; by default into OUT, if that is a writable folder.
+        download_dir: where checkpoints on the Hub go that have to be read whole.
 
     Raises:
         UsageError: the level needs a source, or the source's weights.
@@ -62,13 +64,16 @@ def verify(
     _check_level(level, against)
     if level == "logits":
         (logits or LogitsSettings()).check()
+        _check_device(logits or LogitsSettings())
+    remote = needs_report_path(out, level, report_path)
+    out, against = local_locations(out, against, level, download_dir, console)
     expectation = open_source(against) if against is not None else None
     level = _level(level, expectation)
     logs = [LevelLog("structure", console)]
     subject, findings = open_subject(out)
     logs[0].run("opened", 1, findings)
     if any(f.id == "out-not-found" for f in findings):
-        return _report(subject, expectation, logs, [logs[0].result()], {}, [])
+        return build_report(subject, expectation, logs, [logs[0].result()], {}, [])
     if expectation is not None:
         logs[0].run("plan", 1, plan_expectation(expectation, subject))
     check_structure(subject, expectation, logs[0], last_level=level == "structure")
@@ -92,8 +97,11 @@ def verify(
         else:
             figures = _logits(subject, expectation, settings, gates, report_path, logs[2], console)
         results.append(logs[2].result())
-    report = _report(subject, expectation, logs, results, metrics, files, figures)
-    _write(report, subject, report_path, console)
+    report = build_report(subject, expectation, logs, results, metrics, files, figures)
+    if remote and report_path is None:
+        console.note(f"{REPORT_NAME} was not written: OUT is on the Hub; use -o FILE")
+    else:
+        _write(report, subject, report_path, console)
     return report
 
 
@@ -106,6 +114,18 @@ def _check_level(level: str | None, against: str | None) -> None:
             "level-needs-source", f"--level {level} compares with the source",
             hint="mmq verify OUT --against SRC",
         )  # fmt: skip
+
+
+def _check_device(settings: LogitsSettings) -> None:
+    """Before a weight is read.
+
+    Raises:
+        MachineError: the device is not there.
+    """
+    if settings.device != "cpu":
+        from mmq.convert.device import find_place
+
+        find_place(settings.device)
 
 
 def _level(level: str | None, expectation: Expectation | None) -> str:
@@ -167,11 +187,12 @@ def _small_files(subject: Subject, log: LevelLog) -> list[FileEntry]:
     return [hashes[name] for name in sorted(hashes)]
 
 
-def _report(
+def build_report(
     subject: Subject, expectation: Expectation | None, logs: list[LevelLog],
     results: list[LevelResult], metrics: dict[str, float], files: list[FileEntry],
     logits: LogitsReport | None = None,
 ) -> VerifyReport:  # fmt: skip
+    """The report of the levels that were run, and the verdict."""
     findings = [f for log in logs for f in log.findings]
     source = expectation.source if expectation else None
     against = None if source is None else Endpoint(

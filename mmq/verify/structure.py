@@ -48,7 +48,8 @@ def check_structure(
         expectation: the source and its plan, when there is a source.
         last_level: whether no weights level follows, which would scan the block scales.
     """
-    reader = SourceReader({SOURCE: subject.paths}) if subject.root is not None else None
+    readable = subject.root is not None and not subject.headers_only
+    reader = SourceReader({SOURCE: subject.paths}) if readable else None
     try:
         _files(subject, log)
         _modules(subject, log, reader)
@@ -96,7 +97,7 @@ def _modules(subject: Subject, log: LevelLog, reader: SourceReader | None) -> No
     log.run("mxfp8 modules", sum(m.format == "mxfp8" for m in subject.modules.values()),
             [*check_mxfp8(subject), *check_left_at_mxfp8(subject)])  # fmt: skip
     if reader is None:
-        log.skip("values of global, input and KV scales: OUT is no folder of weights")
+        log.skip(f"values of global, input and KV scales: {_why_unread(subject)}")
         log.run("kv scales", 1, check_kv_scales(subject, None))
         return
 
@@ -129,11 +130,17 @@ def _against(subject: Subject, expectation: Expectation, log: LevelLog) -> None:
         log.run("side files", len(sides), check_side_files(subject, sides))
 
 
+def _why_unread(subject: Subject) -> str:
+    if subject.headers_only:
+        return "only headers of OUT were read from the Hub"
+    return "OUT is no folder of weights"
+
+
 def _scan(subject: Subject, log: LevelLog, reader: SourceReader | None) -> None:
     modules = [m for m in subject.modules.values() if m.scale is not None]
     nbytes = scan_bytes(modules)
     if reader is None:
-        log.skip("block scales (NaN, zero over data): OUT is no folder of weights")
+        log.skip(f"block scales (NaN, zero over data): {_why_unread(subject)}")
     elif nbytes > STRUCTURE_LIMIT:
         log.skip(
             f"block scales (NaN, zero over data): {nbytes / 1e9:.2f} GB of them, so level weights"

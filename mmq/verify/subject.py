@@ -50,6 +50,8 @@ class Subject:
         hf_config: hf_quant_config.json, None when absent.
         manifest: mmq-manifest.json, None when absent.
         json_files: the JSON files that were read.
+        headers_only: `root` stands in for a repository on the Hub: names, sizes, headers, JSON
+            files, but no data.
     """
 
     location: str
@@ -64,6 +66,7 @@ class Subject:
     modules: dict[str, Module] = field(default_factory=dict)
     broken: dict[str, BadInputError] = field(default_factory=dict)
     json_files: list[str] = field(default_factory=list)
+    headers_only: bool = False
 
     @functools.cached_property
     def lost_tensors(self) -> frozenset[str]:
@@ -112,9 +115,15 @@ class Subject:
 
 def open_subject(location: str) -> tuple[Subject, list[Finding]]:
     """Open OUT; whatever is wrong with it is among the findings."""
+    from mmq.verify.hub import stand_in
+
     path = Path(location).expanduser()
     findings: list[Finding] = []
-    if path.is_dir():
+    remote = stand_in(location) if location not in BUILTIN else None
+    if remote is not None:
+        subject, path = remote
+        findings += _open_folder(subject, path)
+    elif path.is_dir():
         subject = Subject(location, path)
         findings += _open_folder(subject, path)
     else:

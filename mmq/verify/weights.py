@@ -76,7 +76,7 @@ def _context(subject: Subject, expectation: Expectation) -> JobContext:
         for origin, other in expectation.plan.others.items():
             paths[origin] = {n: s.path for n, s in other.shards.items()}
     gemma = bool(expectation.source.text_config.get("use_gemma_norm", True))
-    return JobContext(paths, subject.tensors, gemma, expectation.exact)
+    return JobContext(paths, subject.tensors, gemma, expectation.exact, expectation.unknown_inputs)
 
 
 def _jobs(subject: Subject, expectation: Expectation, log: LevelLog) -> list[ShardJob]:

@@ -161,7 +161,7 @@ def test_weights_level_needs_a_source(conversions):
     with pytest.raises(UsageError, match="--level weights"):
         judge(conversions["modelopt"].folder, None, "weights")
     with pytest.raises(UsageError, match="unknown"):
-        judge(conversions["modelopt"].folder, None, "logits")
+        judge(conversions["modelopt"].folder, None, "guesses")
 
 
 def test_unreadable_source_is_bad_input(conversions, tmp_path):

@@ -75,7 +75,7 @@ def test_one_block_of_a_foreign_tensor(fault, layout, request):
         f"of {blocks} blocks" in finding.message and f"row {row}, block {block}" in finding.message
     )
     # in a tensor this small one block may move the SQNR as well
-    assert judged.ids <= {"block-error", "sqnr-low"}
+    assert judged.ids <= {"block-error", "sqnr-low", "gate-fail"}
 
 
 @pytest.mark.parametrize("layout", ["modelopt", "minimax"])
@@ -87,7 +87,7 @@ def test_one_block_of_our_own_tensor(fault, layout, request):
     name = f"{W1}.weight_scale" if fault is swap_scales else codes_of(out, W1)
     finding = judged.one("conversion-differs", name)
     assert f"row {row}, block {block}" in finding.message
-    assert judged.ids == {"conversion-differs", "file-hash"}
+    assert judged.ids - {"gate-fail"} == {"conversion-differs", "file-hash"}
 
 
 def test_every_single_bit_counts_in_our_own_output(modelopt):

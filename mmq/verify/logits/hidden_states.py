@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmq.convert.finalize import json_bytes
-from mmq.convert.writer import disk_error, write_file
+from mmq.convert.writer import disk_error, json_bytes, write_file
 from mmq.verify.logits.arms import Arm
 
 _STATE = "state.json"

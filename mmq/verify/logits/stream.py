@@ -9,7 +9,7 @@ system's page cache keeps. An expert that no token of any arm reaches is not rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,8 +58,9 @@ class Stream:
     """A run over all layers.
 
     Attributes:
-        models: "source" and "candidate"; the KV scales of every arm are the candidate's.
+        models: "source" and "candidate"; KV scales are the candidate's.
         advance: told the bytes of weights read, as they are read.
+        scales: K and V scale of each layer for arms that have their own.
     """
 
     models: Mapping[Side, Model]
@@ -68,6 +69,7 @@ class Stream:
     states: HiddenStates
     operations: Operations
     advance: Callable[[int], None]
+    scales: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
 
     def embed(self) -> None:
         """Write every arm's inputs of layer 0."""
@@ -120,11 +122,13 @@ class Stream:
                 for mapped in (self.states.inputs(arm.name), self.states.outputs(arm.name))
             )
             forced = traces["source"].selection_GTC if arm.replay else None
+            own = self.scales.get(arm.name)
+            mode = arm.mode.with_scales(*(scales if own is None else own[layer.number]))
             chosen = []
             for window in self.tokens.windows:
                 hidden_TM = torch.from_numpy(inputs[window.span]).to(device)
                 given = None if forced is None else forced[:, window.span].to(device)
-                added = layer.attend(hidden_TM, arm.mode.with_scales(*scales), given)
+                added = layer.attend(hidden_TM, mode, given)
                 outputs[window.span] = (hidden_TM + added.added_TM).cpu().numpy()
                 if added.selection_GTC is not None:
                     chosen.append(added.selection_GTC.cpu())

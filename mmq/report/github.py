@@ -1,0 +1,70 @@
+"""GitHub Actions: a step summary in Markdown, and annotations.
+
+An annotation is a line that the runner reads from stdout or stderr:
+
+    ::error title=gate-fail::top1 is beyond its limit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mmq.report.escape import shortened, workflow_data, workflow_property
+from mmq.report.load import Reports
+from mmq.report.markdown import markdown_text
+from mmq.report.schema import FindingEntry
+from mmq.report.sections import build_document
+
+#: GitHub shows ten annotations of a kind for a step; more are dropped without a word.
+MOST_ANNOTATIONS = 10
+#: GitHub refuses a step's summary beyond 1 MiB; another command may have written some of it.
+MOST_BYTES = 512 << 10
+_MOST_CHARACTERS = 500
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def summary_text(reports: Reports) -> str:
+    """The step summary."""
+    return markdown_text(build_document(reports))
+
+
+def workflow_commands(findings: Iterable[FindingEntry]) -> list[str]:
+    """At most ten workflow commands: errors first, then warnings, then notes."""
+    ordered = sorted(findings, key=lambda f: list(_COMMANDS).index(f.severity))
+    lines = [_annotation(finding) for finding in ordered[:MOST_ANNOTATIONS]]
+    if len(ordered) > MOST_ANNOTATIONS:
+        rest = len(ordered) - MOST_ANNOTATIONS + 1
+        worst = _COMMANDS[ordered[MOST_ANNOTATIONS - 1].severity]
+        lines[-1] = f"::{worst} title=mmq::{rest:,} more findings: see the summary or the report"
+    return lines
+
+
+def summary_path(environ: Mapping[str, str]) -> Path | None:
+    """Where the step summary goes; None outside GitHub Actions."""
+    return Path(path) if (path := environ.get("GITHUB_STEP_SUMMARY")) else None
+
+
+def append_summary(path: Path, text: str) -> None:
+    """Add to the step's summary, which other commands of the step share.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) > MOST_BYTES:
+        data = data[: MOST_BYTES - 100].decode("utf-8", "ignore").rpartition("\n")[0].encode()
+        data += b"\n\nThe rest is in the report: GitHub takes no longer summary.\n"
+    with path.open("ab") as file:
+        file.write(data + b"\n")
+
+
+def _annotation(finding: FindingEntry) -> str:
+    message = finding.message
+    for head, text in (
+        ("where", finding.where), ("got", finding.got), ("expected", finding.expected),
+    ):  # fmt: skip
+        message += f"; {head}: {text}" if text else ""
+    data = workflow_data(shortened(message, _MOST_CHARACTERS))
+    title = workflow_property(shortened(finding.id, 80))
+    return f"::{_COMMANDS[finding.severity]} title={title}::{data}"
