@@ -42,8 +42,10 @@ def without_origin(out):
         manifest["source"].pop(key, None)
     for shard in manifest["source"]["shards"]:
         shard.pop("sha256")
-    for shard in (*manifest["fingerprint"]["source"].values(),
-                  *(s for o in manifest["fingerprint"]["others"].values() for s in o.values())):
+    for shard in (
+        *manifest["fingerprint"]["source"].values(),
+        *(s for o in manifest["fingerprint"]["others"].values() for s in o.values()),
+    ):
         shard.pop("sha256", None)
     manifest["options"].pop("experts_from")
     return found, manifest

@@ -95,7 +95,9 @@ def test_finished_stays_finished_until_the_branch_moves(hub, repo, hub_source, t
     assert (code, id) == (7, "output-not-empty") and "sha256" in error["got"]
 
 
-def test_the_branch_moves_during_the_run(hub, repo, hub_source, local_output, tmp_path, monkeypatch):
+def test_the_branch_moves_during_the_run(
+    hub, repo, hub_source, local_output, tmp_path, monkeypatch
+):
     moved = []
     real = source_files.download
 
@@ -185,7 +187,9 @@ def test_what_the_cache_lacks_is_downloaded(hub, repo, hub_source, local_output,
     assert {r.path.rpartition("/")[2] for r in hub.log.of("/resolve/")} == {lacking}
 
 
-def test_a_cached_file_under_another_digest_is_not_trusted(hub, repo, hub_source, local_output, tmp_path):
+def test_a_cached_file_under_another_digest_is_not_trusted(
+    hub, repo, hub_source, local_output, tmp_path
+):
     snapshot = cache_snapshot(REPO, repo, hub_source)
     shard = snapshot / "model-00001-of-00003.safetensors"
     wrong = shard.resolve().with_name("0" * 64)

@@ -34,7 +34,9 @@ def test_paths(text):
     assert parse_location(text) is None
 
 
-@pytest.mark.parametrize("text", ["hf://name", "hf://a/b/c", "hf://org/name@", "org/name@", "hf://./x", "hf://"])
+@pytest.mark.parametrize(
+    "text", ["hf://name", "hf://a/b/c", "hf://org/name@", "org/name@", "hf://./x", "hf://"]
+)
 def test_neither_path_nor_repository(text):
     with pytest.raises(UsageError) as error:
         parse_location(text)
