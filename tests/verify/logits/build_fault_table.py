@@ -30,6 +30,8 @@ PAGE = TESTS.parent / "docs" / "verify.md"
 START, END = "<!-- faults -->", "<!-- /faults -->"
 WINDOWS, CONTEXT = 10, 512
 MOST_IDS = 4
+#: KV faults are tried in these too: where a scale clips depends on the format.
+OTHER_CACHES = ("nvfp4", "nvfp4-fp8-staged")
 
 
 def judge(out: Path, source: Path, **changes: object) -> VerifyReport:
@@ -98,12 +100,18 @@ def table() -> str:
         root = Path(folder)
         sound = converted(root / "sound")
         lines.append(row("none", judge(sound.folder, sound.source)))
+        for mode in OTHER_CACHES:
+            report = judge(sound.folder, sound.source, kv=mode)
+            lines.append(row(f"none, `--kv {mode}`", report))
         coarse = converted(root / "max", scale_search="max")
         lines.append(row("none, `--scale-search max`", judge(coarse.folder, coarse.source)))
         for number, (name, fault) in enumerate(FAULTS.items()):
             damaged = Planted.copy(sound, root / f"fault{number}")
             fault.plant(damaged)
             lines.append(row(name, judge(damaged.folder, damaged.source)))
+            for mode in OTHER_CACHES if name.startswith("KV") else ():
+                report = judge(damaged.folder, damaged.source, kv=mode)
+                lines.append(row(f"{name}, `--kv {mode}`", report))
     return "\n".join(lines)
 
 
