@@ -9,6 +9,7 @@ from mmq.convert.configs import config_edits
 from mmq.convert.device import Place
 from mmq.convert.finalize import ShardRecord, sqnr_db, versions
 from mmq.convert.plan import ConversionPlan
+from mmq.convert.quality_map import by_module, format_sizes, histogram
 from mmq.convert.side_files import SideFile
 from mmq.convert.sizes import size_rows
 from mmq.convert.source_revision import source_revision
@@ -71,6 +72,10 @@ def convert_report(
         side_folder_bytes=_folders(side_files),
         reduction=1 - weights / source_bytes if source_bytes else 0.0,
         components=_components(plan),
+        sizes=format_sizes(
+            size_rows(plan.source.tensors.values()),
+            size_rows([o for u in plan.units for o in u.outputs]),
+        ),
         quality=quality(row for shard in shards for row in shard.rows),
         dropped=dict(Counter(d.reason for d in plan.dropped)),
         calibration=dict(plan.calibration),
@@ -113,6 +118,8 @@ def quality(rows: Iterable[TensorRow]) -> Quality:
         worst_tensor=worst[1],
         max_error=loudest.max_error,
         max_error_tensor=loudest.name,
+        by_module=by_module(found),
+        histogram=histogram(found),
     )
 
 

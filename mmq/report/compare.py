@@ -15,7 +15,7 @@ from mmq.report import document as doc
 from mmq.report.document import Cell, Column, Document, Section, Table
 from mmq.report.figures import measure, significant
 from mmq.report.load import Report, Reports
-from mmq.report.schema import ConvertReport, Measure, VerifyReport
+from mmq.report.schema import ConvertReport, FindingEntry, Measure, VerifyReport
 from mmq.report.sections import finding_pairs, findings_section
 from mmq.report.settings import flat
 
@@ -76,18 +76,21 @@ def _version(report: Report) -> str:
 
 def _new_and_gone(a: Report, b: Report) -> Section:
     """Findings by id, place and words; what both have is only counted."""
-    ours, theirs = finding_pairs(a), finding_pairs(b)
-    known = {_identity(f) for _, f in ours}, {_identity(f) for _, f in theirs}
-    new = [(f"new in B, {o}", f) for o, f in theirs if _identity(f) not in known[0]]
-    gone = [(f"gone in B, {o}", f) for o, f in ours if _identity(f) not in known[1]]
+    ours = {_identity(f, a): (f"gone in B, {origin}", f) for origin, f in finding_pairs(a)}
+    theirs = {_identity(f, b): (f"new in B, {origin}", f) for origin, f in finding_pairs(b)}
+    new = [pair for key, pair in theirs.items() if key not in ours]
+    gone = [pair for key, pair in ours.items() if key not in theirs]
     section = findings_section([*new, *gone])
-    both = len(known[0] & known[1])
+    both = len(ours.keys() & theirs.keys())
     counts = f"{len(new):,} new in B, {len(gone):,} gone in B, {both:,} in both."
     return Section("findings", "Findings", [counts], section.tables)
 
 
-def _identity(finding: Any) -> tuple[str, ...]:
-    return finding.id, finding.severity, finding.where, finding.message
+def _identity(finding: FindingEntry, report: Report) -> tuple[str, ...]:
+    """Its id, words and place; a checkpoint as a whole is the same place under another name."""
+    whole = report.checkpoint if isinstance(report, VerifyReport) else report.output
+    where = "" if finding.where == whole.location else finding.where
+    return finding.id, finding.severity, where, finding.message
 
 
 def _settings(a: Report, b: Report) -> Section:
@@ -161,13 +164,13 @@ def _figure_row(key: str, a: Measure | None, b: Measure | None) -> list[Cell]:
         return [*cells, doc.words(""), doc.words(""), doc.words("only in " + ("A" if a else "B"))]
     difference = b.value - a.value
     if a.se is None and b.se is None:
-        verdict, error = "exact figures", None
+        verdict, error = "exact", None
     else:
         error = 2 * math.hypot(a.se or 0.0, b.se or 0.0)
         # not "greater": a difference that is no number is beyond everything
-        verdict = "within 2 SE" if abs(difference) <= error else "beyond 2 SE"
+        verdict = "within" if abs(difference) <= error else "beyond"
     return [
-        *cells, doc.figure(significant(difference, signed=True), difference),
+        *cells, doc.figure(significant(difference, 3, signed=True), difference),
         doc.figure("" if error is None else significant(error, 2), error), doc.words(verdict),
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ def commit_lines(data: Mapping[str, Any]) -> list[str]:
     hub = data.get("hub")
     if not hub:
         return []
-    took = f" ({hub['requests']} requests, {_size(hub['bytes'])})" if hub["requests"] else ""
+    took = f" ({hub['requests']} requests, {short_bytes(hub['bytes'])})" if hub["requests"] else ""
     return [f"commit   {hub['commit']} of {hub['revision']}{took}"]
 
 
@@ -22,11 +22,22 @@ def download_lines(resources: Mapping[str, Any]) -> list[str]:
         return []
     files = f"{download['files']:,} file{'s' if download['files'] != 1 else ''}"
     held, least = download["held_bytes"], download["least_bytes"]
-    line = f"download {_size(download['bytes'])} in {files}, at most {_size(held)} here at a time"
-    return [line + (f" ({_size(least)} where the disk is full)" if least < held else "")]
+    line = f"download {short_bytes(download['bytes'])} in {files}"
+    line += f", at most {short_bytes(held)} here at a time"
+    return [line + (f" ({short_bytes(least)} where the disk is full)" if least < held else "")]
 
 
-def _size(nbytes: int) -> str:
+def next_line(report: Mapping[str, Any], src: str, out: str) -> str:
+    """What to do after a conversion; a repository is named at the commit that was converted."""
+    source = report["source"]
+    repo, commit = source.get("repo"), source.get("commit")
+    if repo and src.removeprefix("hf://").partition("@")[0] == repo:
+        src = f"{repo}@{commit} --download-dir DIR"
+    return f"next     mmq verify {out} --against {src}"
+
+
+def short_bytes(nbytes: int) -> str:
+    """A size in one decimal unit."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6)):
         if nbytes >= factor:
             return f"{nbytes / factor:.2f} {unit}"

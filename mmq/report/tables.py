@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mmq.report.hub_lines import commit_lines, download_lines
+from mmq.report.hub_lines import commit_lines, download_lines, next_line
 
 _EMPTY = "–"
 
@@ -324,7 +324,7 @@ def convert_lines(report: Mapping[str, Any], src: str, out: str) -> list[str]:
         *_quality_lines(report["quality"]),
         *(f"dropped  {count:,} tensors: {reason}" for reason, count in report["dropped"].items()),
         _timing_line(report["timing"]),
-        f"next     mmq verify {out} --against {src}",
+        next_line(report, src, out),
     ]
 
 

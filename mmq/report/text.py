@@ -67,12 +67,18 @@ def _finding_row(row: Sequence[Cell]) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
-    """Words before figures, as `columns` aligns them; cells are shortened until lines fit."""
+    """Words before figures, as `columns` aligns them; words are shortened until lines fit."""
     left = next((n for n, c in enumerate(table.columns) if c.figures), len(table.columns))
     titles = [plain(column.title) for column in table.columns]
     rows: list[str] = []
     for limit in (60, 40, 32, 24, 20, _NARROW):
-        cells = [[shortened(cell.text, limit) for cell in row] for row in table.rows]
+        cells = [
+            [
+                plain(c.text) if k.figures else shortened(c.text, limit)
+                for c, k in zip(row, table.columns, strict=True)
+            ]
+            for row in table.rows
+        ]
         rows = columns([titles, *cells], left=left)
         if max(map(len, rows)) <= WIDTH - 2:
             break

@@ -25,6 +25,7 @@ class LevelLog:
     """Collects one level's findings and says each to the console as it comes.
 
     Attributes:
+        entries: the findings as the report holds them, with level and check.
         named: `where` of every error so far, so that a later, more general check can stay silent
             about a tensor that a sharper one has named.
     """
@@ -32,27 +33,31 @@ class LevelLog:
     def __init__(self, level: Level, console: Console) -> None:
         self.level = level
         self.findings: list[Finding] = []
+        self.entries: list[FindingEntry] = []
         self.named: set[str] = set()
         self._console = console
         self._checks: Counter[str] = Counter()
         self._skipped: list[str] = []
         self._left_out = False
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._check_of: dict[tuple[str, str], str] = {}
         self._started = time.monotonic()
 
     def run(self, check: str, looked_at: int, findings: Iterable[Finding] = ()) -> None:
         """Count what a check looks at and take in what it finds."""
         self._checks[check] += looked_at
         for finding in findings:
-            self.add(finding)
+            self.add(finding, check)
 
-    def add(self, finding: Finding) -> None:
+    def add(self, finding: Finding, check: str = "") -> None:
+        """Take in a finding; without a check it is the level's as a whole."""
         if finding.severity == "error":
             self.named.add(finding.where)
         kind = (finding.id, finding.severity)
         self._counts[kind] += 1
+        self._check_of.setdefault(kind, check)
         if self._counts[kind] <= MAX_PER_ID:
-            self._tell(finding)
+            self._tell(finding, check)
 
     def skip(self, reason: str) -> None:
         """Something this level does not say anything about, and why."""
@@ -65,8 +70,9 @@ class LevelLog:
         self._left_out = True
         self.skip(reason)
 
-    def _tell(self, finding: Finding) -> None:
+    def _tell(self, finding: Finding, check: str) -> None:
         self.findings.append(finding)
+        self.entries.append(FindingEntry(**finding.as_dict(), level=self.level, check=check))
         self._console.finding(finding)
 
     def result(self) -> LevelResult:
@@ -74,7 +80,8 @@ class LevelLog:
         for (id, severity), count in self._counts.items():
             if count > MAX_PER_ID:
                 text = f"{count - MAX_PER_ID:,} more of {id}"
-                self._tell(Finding(id, severity, text, got=f"{count:,} in all"))
+                check = self._check_of[id, severity]
+                self._tell(Finding(id, severity, text, got=f"{count:,} in all"), check)
         seconds = round(time.monotonic() - self._started, 3)
         status = worst(self.findings)
         return LevelResult(
@@ -92,8 +99,3 @@ def worst(findings: Iterable[Finding]) -> Status:
     if UNDECIDED in kinds:
         return "inconclusive"
     return "warn" if "warning" in kinds else "pass"
-
-
-def entries(findings: Iterable[Finding]) -> list[FindingEntry]:
-    """Findings as the report holds them."""
-    return [FindingEntry(**f.as_dict()) for f in findings]

@@ -27,7 +27,7 @@ from mmq.verify.digests import hash_files
 from mmq.verify.expectation import Expectation, open_source, plan_expectation
 from mmq.verify.gates import Gate, gate_findings, judge, read_gates
 from mmq.verify.hub import local_locations, needs_report_path
-from mmq.verify.log import LevelLog, Status, entries, worst
+from mmq.verify.log import LevelLog, Status, worst
 from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.structure import check_structure
 from mmq.verify.subject import Subject, open_subject
@@ -213,7 +213,7 @@ def build_report(
         levels=results,
         metrics=metrics,
         logits=logits,
-        findings=entries(findings),
+        findings=[entry for log in logs for entry in log.entries],
         files=files,
     )  # fmt: skip
 

@@ -106,9 +106,8 @@ def test_without_a_manifest_inexact_scales_are_counted(made, tmp_path, layout):
     there = to(OTHER[layout], folder, tmp_path / "there")
     finding = there.findings["relayout-inexact"]
     assert (finding["got"], finding["severity"]) == (str(expected), "note")
-    assert finding | {"event": 0} in [
-        f | {"event": 0} for f in there.json("mmq-convert.json")["findings"]
-    ]
+    told = {key: value for key, value in finding.items() if key != "event"}
+    assert any(told.items() <= f.items() for f in there.json("mmq-convert.json")["findings"])
     back = to(layout, there.out, tmp_path / "back")
     assert back.tensors == read_folder(folder) | {
         n: t for n, t in back.tensors.items() if n.endswith(("k_scale", "v_scale"))

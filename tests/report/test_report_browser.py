@@ -139,7 +139,7 @@ def test_it_works_without_script(browser, folder):
 
 
 def test_it_prints_in_light_colours_with_every_row(browser, folder, tmp_path):
-    browser.open(folder / "small.html", dark=True)
+    browser.open(folder / "release.html", dark=True)
     browser.pdf(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     browser.call("Emulation.setEmulatedMedia", media="print",

@@ -6,6 +6,7 @@ import pytest
 from report_samples import (
     HOSTILE,
     convert_report,
+    endpoint,
     files,
     finding,
     hostile_reports,
@@ -50,10 +51,10 @@ def with_both(**figures):
 @pytest.mark.parametrize(
     ("a", "b", "difference", "verdict"),
     [
-        (measure(0.95, 0.01), measure(0.98, 0.01), "+0.03000", "beyond 2 SE"),
-        (measure(0.95, 0.01), measure(0.975, 0.01), "+0.02500", "within 2 SE"),
-        (measure(0.95), measure(0.96), "+0.01000", "exact figures"),
-        (measure(0.95, 0.01), measure(float("nan"), 0.01), "nan", "beyond 2 SE"),
+        (measure(0.95, 0.01), measure(0.98, 0.01), "+0.0300", "beyond"),
+        (measure(0.95, 0.01), measure(0.975, 0.01), "+0.0250", "within"),
+        (measure(0.95), measure(0.96), "+0.0100", "exact"),
+        (measure(0.95, 0.01), measure(float("nan"), 0.01), "nan", "beyond"),
     ],
 )
 def test_figures(a, b, difference, verdict):
@@ -65,7 +66,7 @@ def test_figures(a, b, difference, verdict):
 
 def test_two_standard_errors_add_in_squares():
     sections, _ = compared(with_both(top1=measure(0.9, 0.03)), with_both(top1=measure(0.8, 0.04)))
-    assert rows(sections["figures"])["both.top1"][3:] == ["0.10", "within 2 SE"]
+    assert rows(sections["figures"])["both.top1"][3:] == ["0.10", "within"]
 
 
 def test_findings_new_and_gone():
@@ -78,6 +79,13 @@ def test_findings_new_and_gone():
     assert "  new in B, verify: error[x]: x!\n    where:    2\n" in text
     assert [(r[3].text, r[6].text) for r in table.rows] == [("2", "new in B, verify"),
                                                             ("1", "gone in B, verify")]  # fmt: skip
+
+
+def test_a_checkpoint_may_have_another_name():
+    a, b = (verify_report(checkpoint=endpoint(n, 1), findings=[finding("gate-warn", where=n)])
+            for n in ("one", "two"))  # fmt: skip
+    sections, _ = compared(a, b)
+    assert sections["findings"].lines == ["0 new in B, 0 gone in B, 1 in both."]
 
 
 def test_settings_and_files():
@@ -100,7 +108,7 @@ def test_quality_of_two_conversions():
     worse = quality().model_copy(update={"sqnr_db": 20.4})
     sections, _ = compared(convert_report(), convert_report(quality=worse))
     assert rows(sections["figures"])["quality.sqnr_db"] == [
-        "21.88", "20.40", "−1.484", "", "exact figures"
+        "21.88", "20.40", "−1.48", "", "exact"
     ]  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
 
 import pytest
 from report_samples import (
+    HOSTILE,
     convert_report,
     hostile_reports,
     kernels_report,
@@ -20,11 +22,13 @@ from report_samples import (
 )
 
 import mmq.report
+from mmq.report.charts import BarChart, HeatMap, HistogramChart, Line, LineChart
 from mmq.report.compare import compare_documents
+from mmq.report.escape import plain
 from mmq.report.html import html_text
 from mmq.report.load import Reports, reports_of
 from mmq.report.sections import build_document
-from mmq.report.svg import ticks
+from mmq.report.svg import draw, ticks
 
 DATA = Path(mmq.report.__file__).parent / "data"
 PAGES = {
@@ -142,6 +146,25 @@ def test_a_heat_map_shows_every_cell_once(pages):
     row = [cells[n, 1] for n in range(8)]
     assert sorted(range(8), key=entry.__getitem__)[0] == row.index(min(row))
     assert cells[entry.index(max(entry)), 1] == max(row)
+
+
+SAYS = f"says {HOSTILE}"
+CHARTS = [
+    LineChart(HOSTILE, HOSTILE, HOSTILE, [Line(HOSTILE, [(0, 1), (1, 2)])] * 2, SAYS,
+              marks=[(HOSTILE, 0.5)]),
+    BarChart(HOSTILE, (HOSTILE, HOSTILE), [(HOSTILE, (1.0, 2.0))], HOSTILE, 1.0, SAYS),
+    HistogramChart(HOSTILE, HOSTILE, [0.0, 1.0], [3], SAYS),
+    HeatMap(HOSTILE, HOSTILE, HOSTILE, [HOSTILE], [HOSTILE], [[1.0]], HOSTILE, 1, SAYS),
+    HeatMap(HOSTILE, HOSTILE, HOSTILE, [HOSTILE], [HOSTILE] * 9, [[1.0] * 8 + [2.0]], "", 1, SAYS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda c: type(c).__name__)
+def test_a_chart_is_xml_with_its_words_as_text(chart):
+    root = ET.fromstring(draw(chart, "c"))
+    assert root.findtext("title") == plain(HOSTILE) and root.findtext("desc") == plain(SAYS)
+    assert {e.tag for e in root.iter()} <= {"svg", "title", "desc", "text", "path", "rect", "g"}
+    assert any("</code>" in (e.text or "") for e in root.iter("text"))
 
 
 @pytest.mark.parametrize("strange", [0.0, -1.0, 1e308, float("nan"), float("inf"), 5e-324])
