@@ -33,6 +33,7 @@ from mmq.convert.work import WorkUnit
 from mmq.convert.writer import json_bytes, write_file
 from mmq.errors import BadInputError, MachineError, UsageError
 from mmq.hub.stand_in import JSON_NAMES
+from mmq.report.hub_lines import short_bytes
 
 #: Room for journal, index and file-system overhead beyond the files themselves.
 SPARE_BYTES = 64 << 20
@@ -135,8 +136,9 @@ class Downloads:
         else:
             self._lock = FolderLock(self._folder)
         console.note(
-            f"downloading {plan.nbytes / 1e9:.2f} GB in {len(plan.used) + len(plan.sides)} files,"
-            f" at most {(self._budget + plan.side_bytes) / 1e9:.2f} GB of it here at a time"
+            f"downloading {short_bytes(plan.nbytes)} in {len(plan.used) + len(plan.sides)} files,"
+            f" at most {short_bytes(min(plan.nbytes, self._budget + plan.side_bytes))} of it here"
+            " at a time"
         )
         try:
             with console.progress(plan.side_bytes, "fetching side files") as progress:

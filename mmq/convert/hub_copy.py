@@ -18,6 +18,7 @@ from mmq.errors import UsageError
 from mmq.hub.download import download
 from mmq.hub.location import HubLocation, parse_location
 from mmq.hub.snapshot import Snapshot, open_snapshot
+from mmq.report.hub_lines import short_bytes
 
 
 def local_copy(location: str, folder: Path | None, console: Console) -> str:
@@ -62,7 +63,7 @@ def _no_folder(location: str, repository: HubLocation, snapshot: Snapshot) -> Us
         "hub-needs-files",
         f"every byte of {location} has to be read, and it is not here",
         where=location,
-        got=f"{total / 1e9:.2f} GB to download",
+        got=f"{short_bytes(total)} to download",
         hint=f"--download-dir DIR; or hf download {repository.repo} --revision {snapshot.commit}"
         " --local-dir DIR, and name DIR",
     )

@@ -22,6 +22,7 @@ from mmq.convert.work import WorkUnit
 from mmq.errors import RefusedError
 from mmq.hub.download import PARTIAL, download
 from mmq.hub.retries import Stopped
+from mmq.report.hub_lines import short_bytes
 
 #: Seconds between looks at what the thread has done.
 _TICK = 0.1
@@ -99,7 +100,7 @@ class SourceFiles:
         if current is None:
             return ""
         name, done, total = current
-        return f"downloading {name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+        return f"downloading {name}: {short_bytes(done)} of {short_bytes(total)}"
 
     def _bring_all(self) -> None:
         try:

@@ -16,6 +16,7 @@ from mmq.convert.kv_budget import per_million
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import list_side_files
 from mmq.convert.sizes import ANNOUNCED_GB, kv_bytes, release_of, size_rows
+from mmq.hub.download import BUFFER_BYTES
 from mmq.quantize.policy import SCHEMES
 from mmq.report.tables import SizeRow, percent_change
 
@@ -119,7 +120,7 @@ def resource_summary(
         "free_bytes": None if disk is None else shutil.disk_usage(disk).free,
         "disk": None if disk is None else str(disk),
         "jobs": jobs,
-        "peak_memory_bytes": PARENT_BYTES + jobs * WORKER_BYTES,
+        "peak_memory_bytes": PARENT_BYTES + jobs * WORKER_BYTES + (BUFFER_BYTES if fetched else 0),
         "read_bytes": plan.read_bytes,
         "write_bytes": plan.file_bytes,
         "findings": [f.as_dict() for f in notes],

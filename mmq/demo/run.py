@@ -103,9 +103,7 @@ def _convert(console: Console, source: Path, out: Path, options: ConvertOptions)
 
 
 def _verify(console: Console, source: Path, out: Path) -> VerifyReport:
-    settings = LogitsSettings(
-        texts=tuple(bundled_texts()), windows=WINDOWS, gates=bundled_gates()
-    )
+    settings = LogitsSettings(texts=tuple(bundled_texts()), windows=WINDOWS, gates=bundled_gates())
     report = verify(
         str(out), str(source), "logits", strict=False, report_path=None, console=console,
         logits=settings,

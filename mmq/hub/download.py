@@ -21,9 +21,11 @@ from mmq.hub.snapshot import HubFile, Snapshot
 from mmq.hub.threads import in_order
 
 PARTIAL = ".partial"
-#: One request's share of a file, and how many are under way: 128 MB are in memory at most.
+#: One request's share of a file, and how many are under way.
 PART_BYTES = 32 << 20
 CONNECTIONS = 4
+#: What is in memory at most: these, and the one that is being written.
+BUFFER_BYTES = (CONNECTIONS + 1) * PART_BYTES
 _READ = 8 << 20
 
 OnBytes = Callable[[int], None]

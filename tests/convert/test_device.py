@@ -143,7 +143,8 @@ def test_a_worker_gets_the_backend(good_folder, tmp_path):
 
     plan = build_plan(open_checkpoint(str(good_folder)), ConvertOptions(max_shard_bytes=200_000))
     assert len(plan.units) > 1
-    context = run._context(plan, tmp_path, device.Place("a GPU", "no such backend"))
+    paths = {"source": {name: shard.path for name, shard in plan.source.shards.items()}}
+    context = run._context(plan, tmp_path, device.Place("a GPU", "no such backend"), paths)
     with pytest.raises(RuntimeError, match="unknown backend 'no such backend'"):
         list(executor.run_units(plan.units, context, 2, lambda n: None, MemorySampler()))
 

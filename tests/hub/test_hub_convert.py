@@ -73,6 +73,14 @@ def test_manifest_says_where_it_came_from(hub, repo, hub_source, tmp_path):
     assert manifest["source"]["commit"] == repo and manifest["source"]["repo"] == REPO
 
 
+def test_what_to_do_next_names_the_commit(hub, repo, tmp_path, capsys):
+    from mmq.cli import main
+
+    assert main(["convert", REPO, str(tmp_path / "out"), "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert f"--against {REPO}@{repo} --download-dir DIR" in said
+
+
 def test_each_shard_is_fetched_once(hub, repo, hub_source, tmp_path):
     converted(REPO, tmp_path / "out")
     data = [p.stat().st_size for p in hub_source.rglob("*.safetensors")]
