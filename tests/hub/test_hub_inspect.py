@@ -30,8 +30,8 @@ def said(source, *options):
     assert code == 0, events
     answer = {k: v for k, v in events[-1].items() if k not in ("source", "hub")}
     answer["convert"]["source"].pop("location")
-    answer["convert"]["resources"].pop("download")
-    answer["convert"]["resources"].pop("needed_bytes")
+    for key in ("download", "needed_bytes", "peak_memory_bytes"):
+        answer["convert"]["resources"].pop(key)
     return answer, events[-1]["hub"]
 
 

@@ -14,7 +14,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hostile import good, scatter_scales
+from hostile import as_bf16, good, scatter_scales
 from hub_runs import REPO, SMALL, converted, refused, shard_gets, without_origin
 from in_process import run_mmq
 from m3_source import Size
@@ -281,3 +281,71 @@ def test_restart_takes_the_branch_as_it_is_now(hub, big_source, big_output, tmp_
     manifest = json.loads((out / "mmq-manifest.json").read_bytes())
     assert manifest["hub"]["source"]["commit"] == newer
     assert (out / "README.md").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_units_wait_for_what_they_read(hub, big_source, big_output, tmp_path, jobs):
+    hub.add_folder(REPO, big_source)
+    hub.fault("GET /cdn/", skip=SHARDS + 3, times=8, delay=0.7)
+    assert converted(REPO, tmp_path / "out", "--jobs", jobs) == big_output
+
+
+def plain_source(folder):
+    return good().write(folder)
+
+
+def bf16_source(folder):
+    return as_bf16(good()).write(folder)
+
+
+def nvfp4_source(folder):
+    source = good().write(folder / "mxfp8")
+    assert run_mmq("convert", source, folder / "nvfp4", "--jobs", "1")[0] == 0
+    return folder / "nvfp4"
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (plain_source, {}),
+        (plain_source, {"layout": "minimax"}),
+        (plain_source, {"kv_scales": "none", "scale_search": "max"}),
+        (plain_source, {"to": "bf16"}),
+        (bf16_source, {"to": "mxfp8"}),
+        (bf16_source, {}),
+        (nvfp4_source, {"layout": "minimax"}),
+        (nvfp4_source, {"to": "bf16"}),
+        (plain_source, {"experts_from": bf16_source}),
+    ],
+)
+def test_needs_are_what_tasks_read(tmp_path, monkeypatch, make, options):
+    """Each task by itself reads what the plan says it reads: no more, and no less."""
+    from mmq.convert.checkpoint import open_checkpoint
+    from mmq.convert.options import ConvertOptions
+    from mmq.convert.plan import build_plan
+    from mmq.convert.stream import SourceReader
+    from mmq.convert.tasks import TaskContext, run_task
+
+    if "experts_from" in options:
+        options = {"experts_from": str(options["experts_from"](tmp_path / "experts"))}
+    plan = build_plan(open_checkpoint(make(tmp_path / "src")), ConvertOptions(**options))
+    checkpoints = {"source": plan.source, **plan.others}
+    paths = {o: {n: s.path for n, s in c.shards.items()} for o, c in checkpoints.items()}
+    seen = set()
+    real = SourceReader.read
+
+    def read(self, tensor, start, nbytes, origin="source"):
+        seen.add((origin, tensor.name))
+        return real(self, tensor, start, nbytes, origin)
+
+    monkeypatch.setattr(SourceReader, "read", read)
+    reader = SourceReader(paths)
+    kinds = set()
+    for unit in plan.units:
+        for task in unit.tasks:
+            seen.clear()
+            run_task(task, TaskContext(reader, False, True, lambda data: None))
+            assert seen == {(o, t.name) for o, t in download_plan.reads(task)}, task
+            kinds.add(type(task).__name__)
+    reader.close()
+    assert len(kinds) > 1
