@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from bench_convert import cpu, evict_all
+from bench_convert import cpu, evict_all, fill
 from big_source import VOCAB, build
 
 from mmq.convert.memory import pss_bytes
-
-START, END = "<!-- bench_calibrate -->", "<!-- /bench_calibrate -->"
 
 
 class Run(NamedTuple):
@@ -122,12 +120,7 @@ def main() -> None:
     text = "\n".join(table(runs, options.experts))
     print(text)
     if options.output:
-        page = options.output.read_text("utf-8")
-        head, found, rest = page.partition(START)
-        if not found or END not in rest:
-            raise SystemExit(f"{options.output} has no {START} … {END}")
-        tail = rest.partition(END)[2]
-        options.output.write_text(f"{head}{START}\n{text}\n{END}{tail}", "utf-8")
+        fill(options.output, "bench_calibrate", text)
 
 
 if __name__ == "__main__":

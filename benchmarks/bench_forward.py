@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_convert import cpu
+from bench_convert import cpu, fill
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmq.convert.checkpoint import open_checkpoint
@@ -42,7 +42,6 @@ from mmq.verify.model.config import read_text_config
 from mmq.verify.model.operations import ReferenceOperations
 from mmq.verify.model.weights import ModelWeights
 
-START, END = "<!-- bench_forward -->", "<!-- /bench_forward -->"
 #: 85 million parameters: GEMMs large enough to run at speed, small enough for minutes.
 SIZE = ModelSize(
     hidden=1024, intermediate=512, dense_intermediate=2048, layers=4, dense_layers=1, experts=12,
@@ -201,10 +200,7 @@ def main() -> None:
         text = "\n".join(measure(model, options.windows, options.context))
     print(text)
     if options.output:
-        page = options.output.read_text("utf-8")
-        head, _, rest = page.partition(START)
-        tail = rest.partition(END)[2]
-        options.output.write_text(f"{head}{START}\n{text}\n{END}{tail}", "utf-8")
+        fill(options.output, "bench_forward", text)
 
 
 if __name__ == "__main__":

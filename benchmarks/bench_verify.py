@@ -22,12 +22,11 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench_convert import cpu, evict_all
+from bench_convert import cpu, evict_all, fill
 from big_source import build
 
 from mmq.convert.memory import pss_bytes
 
-START, END = "<!-- bench_verify -->", "<!-- /bench_verify -->"
 VOCAB, LAYERS = 8192, 60
 
 
@@ -98,10 +97,7 @@ def main() -> None:
         text = "\n".join(table(source, out, options.experts, found))
     sys.stdout.write(text + "\n")
     if options.output:
-        page = options.output.read_text("utf-8")
-        head, _, rest = page.partition(START)
-        tail = rest.partition(END)[2]
-        options.output.write_text(f"{head}{START}\n{text}\n{END}{tail}", "utf-8")
+        fill(options.output, "bench_verify", text)
 
 
 if __name__ == "__main__":

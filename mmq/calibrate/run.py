@@ -25,10 +25,9 @@ from mmq.convert.modules import Module, group_modules
 from mmq.errors import BadInputError, UsageError
 from mmq.report.findings import Finding
 from mmq.verify.logits.hidden_states import HiddenStates
-from mmq.verify.logits.plan import default_context, estimate
-from mmq.verify.logits.settings import DEFAULT_WINDOWS
+from mmq.verify.logits.plan import choose_tokens, estimate
 from mmq.verify.logits.stream import NonFiniteError, embed_rows
-from mmq.verify.logits.tokens import TokenSet, check_ids, open_tokenizer, read_texts, read_tokens
+from mmq.verify.logits.tokens import TokenSet
 from mmq.verify.model.config import TextConfig, read_text_config
 from mmq.verify.model.weights import ModelWeights
 
@@ -85,7 +84,12 @@ def prepare(location: str, settings: CalibrateSettings) -> Prepared:
     source = open_checkpoint(location)
     check_architecture(source)
     config = read_text_config(source.config)
-    tokens = _tokens(settings, config, source)
+    if source.root is None:
+        raise UsageError(
+            "source-has-no-weights", f"{location} is a header manifest: it has no weights",
+            where=location,
+        )  # fmt: skip
+    tokens = choose_tokens(settings, config, source)
     modules = group_modules(source.tensors)
     model = {
         "location": location, "norms_sha256": norms_digest(source, modules),
@@ -159,22 +163,6 @@ def _fingerprint(prepared: Prepared) -> dict[str, Any]:
         "model": prepared.model["norms_sha256"],
         "source": hashlib.sha256(identity.encode()).hexdigest(),
     }  # fmt: skip
-
-
-def _tokens(settings: CalibrateSettings, config: TextConfig, source: Checkpoint) -> TokenSet:
-    if source.root is None:
-        raise UsageError(
-            "source-has-no-weights", f"{source.location} is a header manifest: it has no weights",
-            where=source.location,
-        )  # fmt: skip
-    context = settings.context or default_context(config, source.config)
-    limit = DEFAULT_WINDOWS if settings.windows is None else settings.windows or None
-    if settings.tokens is not None:
-        tokens = read_tokens(settings.tokens, context, limit)
-    else:
-        tokens = read_texts(settings.texts, open_tokenizer(source.root), context, limit)
-    check_ids(tokens, config.vocab, source.location)
-    return tokens
 
 
 def _run(

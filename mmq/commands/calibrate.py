@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mmq.commands.paths import expanded, optional_path
+from mmq.commands.token_options import token_options
 from mmq.errors import UsageError
 from mmq.invocation import Run, global_options
 
@@ -18,18 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("src", required=False)
 @click.option("-o", "--output", required=True, metavar="FILE", help="The KV-scales file.")
-@click.option(
-    "--text", "texts", multiple=True, metavar="FILE",
-    help="Text to calibrate on, UTF-8; repeatable.",
-)  # fmt: skip
-@click.option("--tokens", metavar="FILE.npy", help="Token ids instead, [T], or windows [W, L].")
-@click.option(
-    "--windows", type=click.IntRange(min=0), help="Windows to read, 0 for all.  [default: 32]"
-)
-@click.option(
-    "--context", type=click.IntRange(min=2),
-    help="Tokens of a window.  [default: twice what block selection needs to bind; 4096 for M3]",
-)  # fmt: skip
+@token_options
 @click.option(
     "--observer", type=click.Choice(["max", "percentile", "mse"]), default="max",
     show_default=True, help="What the scales are made from: amax, a percentile, or least error.",

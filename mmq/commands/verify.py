@@ -8,6 +8,7 @@ import click
 
 from mmq.commands.paths import expanded, optional_path
 from mmq.commands.step_summary import tell_github
+from mmq.commands.token_options import token_options
 from mmq.errors import UsageError, VerdictError
 from mmq.invocation import Run, global_options
 
@@ -32,23 +33,11 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
 @click.option(
     "--gates", metavar="FILE", help="Limits other than the default ones (YAML; docs/verify.md)."
 )
+@token_options
 @click.option(
-    "--text", "texts", multiple=True, metavar="FILE",
-    help="Level logits: text to score, UTF-8; repeatable, each file is reported by itself.",
-)  # fmt: skip
-@click.option(
-    "--tokens", metavar="FILE.npy",
-    help="Level logits: token ids instead, [T], or windows [W, L] padded with -1.",
-)  # fmt: skip
-@click.option(
-    "--windows", type=click.IntRange(min=0), help="Windows to score, 0 for all.  [default: 32]"
-)
-@click.option(
-    "--context", type=click.IntRange(min=2),
-    help="Tokens of a window.  [default: twice what block selection needs to bind; 4096 for M3]",
-)  # fmt: skip
-@click.option(
-    "--layers", type=click.IntRange(min=1), help="Run the first layers only; gives no logits."
+    "--layers",
+    type=click.IntRange(min=1),
+    help="Level logits: run the first layers only, which gives none.",
 )
 @click.option(
     "--kv", type=click.Choice(["auto", *_CACHE_FORMATS, "nvfp4-fp8-staged"]), default="auto",
@@ -99,7 +88,7 @@ def verify(
     \b
     structure   headers, configs, names, what loaders insist on
     weights     every stored value against the source's
-    logits      perplexity and parity of both models on the same tokens
+    logits      perplexity and parity of both models on the same --text or --tokens
     kernels     the Triton kernels against their references on this machine; OUT is optional
     """
     _check_combination(out, against, level, device, require)

@@ -36,38 +36,18 @@ def convert_report(
     files: list[tuple[str, FileRecord]],
     side_files: list[SideFile],
     findings: list[Finding],
-    *,
-    seconds: float,
-    jobs: int,
-    resumed: int,
-    run_units: list[WorkUnit],
-    peak_pss: int | None,
-    place: Place,
-    spent: Mapping[str, float],
+    timing: Timing,
 ) -> ConvertReport:
     """The report of one run; sizes and quality cover the whole output, timing this run only."""
     source_bytes = plan.source.nbytes
     weights = plan.output_bytes - plan.kv_scale_bytes
-    read = sum(u.read_bytes for u in run_units)
+    source, output = _endpoints(plan)
     return ConvertReport(
         versions=versions(),
         numerics_version=NUMERICS_VERSION,
         options=plan.options.as_dict(),
-        source=Endpoint(
-            location=plan.source.location,
-            tensors=len(plan.source.tensors),
-            shards=len(plan.source.shards),
-            payload_bytes=source_bytes,
-            file_bytes=sum(s.file_bytes for s in plan.source.shards.values()),
-            **source_revision(plan.source)._asdict(),
-        ),
-        output=Endpoint(
-            location=".",
-            tensors=sum(len(u.outputs) for u in plan.units),
-            shards=len(plan.units),
-            payload_bytes=plan.output_bytes,
-            file_bytes=plan.file_bytes,
-        ),
+        source=source,
+        output=output,
         kv_scale_bytes=plan.kv_scale_bytes,
         side_folder_bytes=_folders(side_files),
         reduction=1 - weights / source_bytes if source_bytes else 0.0,
@@ -81,19 +61,53 @@ def convert_report(
         calibration=dict(plan.calibration),
         config_edits=config_edits(plan),
         findings=[FindingEntry(**f.as_dict()) for f in findings],
-        timing=Timing(
-            seconds=round(seconds, 3),
-            read_bytes=read,
-            written_bytes=sum(u.file_bytes for u in run_units),
-            read_gb_per_s=round(read / seconds / 1e9, 4) if seconds > 0 else 0.0,
-            jobs=jobs,
-            resumed_shards=resumed,
-            peak_pss_bytes=peak_pss,
-            device=place.device,
-            backend=place.backend,
-            spent={what: round(value, 3) for what, value in spent.items()},
-        ),
+        timing=timing,
         files=[FileEntry(name=n, bytes=r.size, sha256=r.sha256) for n, r in sorted(files)],
+    )
+
+
+def _endpoints(plan: ConversionPlan) -> tuple[Endpoint, Endpoint]:
+    source = Endpoint(
+        location=plan.source.location,
+        tensors=len(plan.source.tensors),
+        shards=len(plan.source.shards),
+        payload_bytes=plan.source.nbytes,
+        file_bytes=sum(s.file_bytes for s in plan.source.shards.values()),
+        **source_revision(plan.source)._asdict(),
+    )
+    output = Endpoint(
+        location=".",
+        tensors=sum(len(u.outputs) for u in plan.units),
+        shards=len(plan.units),
+        payload_bytes=plan.output_bytes,
+        file_bytes=plan.file_bytes,
+    )
+    return source, output
+
+
+def run_timing(
+    run_units: list[WorkUnit],
+    *,
+    seconds: float,
+    jobs: int,
+    resumed: int,
+    peak_pss: int | None,
+    place: Place,
+    spent: Mapping[str, float],
+) -> Timing:
+    """What this run took; shards that an earlier run had done are not in it."""
+    read = sum(u.read_bytes for u in run_units)
+    return Timing(
+        seconds=round(seconds, 3),
+        read_bytes=read,
+        written_bytes=sum(u.file_bytes for u in run_units),
+        read_gb_per_s=round(read / seconds / 1e9, 4) if seconds > 0 else 0.0,
+        jobs=jobs,
+        resumed_shards=resumed,
+        peak_pss_bytes=peak_pss,
+        device=place.device,
+        backend=place.backend,
+        spent={what: round(value, 3) for what, value in spent.items()},
     )
 
 

@@ -108,7 +108,7 @@ def _run(
     plan: ConversionPlan, out: Path, side_files: list[SideFile], findings: list[Finding],
     journal: Journal, settings: RunSettings, place: Place, console: Console,
 ) -> ConvertReport:  # fmt: skip
-    from mmq.convert.reporting import convert_report, streaming_findings
+    from mmq.convert.reporting import convert_report, run_timing, streaming_findings
 
     started = time.monotonic()
     memory = MemorySampler()
@@ -130,12 +130,12 @@ def _run(
         _refuse_warnings(met, settings.strict)
         files = write_everything_but_index(plan, out, shards, downloads.sides, hashes)
         memory.sample(now=True)
-        report = convert_report(
-            plan, shards, files, side_files, [*findings, *met],
-            seconds=time.monotonic() - started, jobs=max(1, min(settings.jobs, len(pending))),
-            resumed=len(plan.units) - len(pending), run_units=pending, peak_pss=memory.peak,
-            place=place, spent=spent,
+        timing = run_timing(
+            pending, seconds=time.monotonic() - started,
+            jobs=max(1, min(settings.jobs, len(pending))),
+            resumed=len(plan.units) - len(pending), peak_pss=memory.peak, place=place, spent=spent,
         )  # fmt: skip
+        report = convert_report(plan, shards, files, side_files, [*findings, *met], timing)
         write_file(out / REPORT_NAME, json_bytes(report.model_dump()))
         commit_index(plan, out)
         downloads.finish()

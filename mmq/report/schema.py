@@ -253,6 +253,15 @@ class LevelResult(_Model):
     seconds: float
 
 
+class SourceShard(_Model):
+    """A weight file of the source that OUT was held against; `sha256` where it is known."""
+
+    name: str
+    bytes: int
+    header_sha256: str
+    sha256: str | None = None
+
+
 class VerifyReport(_Model):
     """mmq-verify.json."""
 
@@ -269,3 +278,4 @@ class VerifyReport(_Model):
     kernels: KernelsReport | None = None
     findings: list[FindingEntry]
     files: list[FileEntry]
+    against_files: list[SourceShard] = Field(default_factory=list)

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmq import __version__
@@ -21,13 +22,14 @@ from mmq.report.schema import (
     LevelResult,
     LogitsReport,
     Measure,
+    SourceShard,
     VerifyReport,
 )
 from mmq.verify.digests import hash_files
 from mmq.verify.expectation import Expectation, open_source, plan_expectation
 from mmq.verify.gates import Gate, gate_findings, judge, read_gates
 from mmq.verify.hub import local_locations, needs_report_path
-from mmq.verify.log import LevelLog, Status, worst
+from mmq.verify.log import Level, LevelLog, Status, worst
 from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.structure import check_structure
 from mmq.verify.subject import Subject, open_subject
@@ -61,48 +63,84 @@ def verify(
         UsageError: the level needs a source, or the source's weights.
         BadInputError: the source is damaged.
     """
+    settings = logits or LogitsSettings()
     _check_level(level, against)
     if level == "logits":
-        (logits or LogitsSettings()).check()
-        _check_device(logits or LogitsSettings())
+        settings.check()
+        _check_device(settings)
     remote = needs_report_path(out, level, report_path)
     out, against = local_locations(out, against, level, download_dir, console)
     expectation = open_source(against) if against is not None else None
-    level = _level(level, expectation)
-    logs = [LevelLog("structure", console)]
-    subject, findings = open_subject(out)
-    logs[0].run("opened", 1, findings)
-    if any(f.id == "out-not-found" for f in findings):
-        return build_report(subject, expectation, logs, [logs[0].result()], {}, [])
-    if expectation is not None:
-        logs[0].run("plan", 1, plan_expectation(expectation, subject))
-    check_structure(subject, expectation, logs[0], last_level=level == "structure")
-    files = [] if level != "structure" else _small_files(subject, logs[0])
-    results = [logs[0].result()]
-    metrics: dict[str, float] = {}
-    settings = logits or LogitsSettings()
-    gates = read_gates(settings.gates, searched=_searched(subject))
-    figures: LogitsReport | None = None
-    if level in ("weights", "logits"):
-        assert expectation is not None
-        logs.append(LevelLog("weights", console))
-        metrics, files = _weights(subject, expectation, logs[1], console)
-        _judge_weights(metrics, subject, gates, logs[1])
-        results.append(logs[1].result())
-    if level == "logits":
-        assert expectation is not None
-        logs.append(LevelLog("logits", console))
-        if results[0].status == "fail":
-            logs[2].leave_out("logits: OUT's structure must be right before it can be run")
-        else:
-            figures = _logits(subject, expectation, settings, gates, report_path, logs[2], console)
-        results.append(logs[2].result())
-    report = build_report(subject, expectation, logs, results, metrics, files, figures)
+    judged = _run_levels(
+        out, expectation, _level(level, expectation), settings, report_path, console
+    )
+    report = build_report(
+        judged.subject, expectation, judged.logs, judged.results, judged.metrics, judged.files,
+        judged.figures,
+    )  # fmt: skip
     if remote and report_path is None:
         console.note(f"{REPORT_NAME} was not written: OUT is on the Hub; use -o FILE")
     else:
-        _write(report, subject, report_path, console)
+        _write(report, judged.subject, report_path, console)
     return report
+
+
+@dataclass
+class _Judged:
+    """What the levels of one run left."""
+
+    subject: Subject
+    logs: list[LevelLog]
+    results: list[LevelResult] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    files: list[FileEntry] = field(default_factory=list)
+    figures: LogitsReport | None = None
+
+    def begin(self, level: Level, console: Console) -> LevelLog:
+        self.logs.append(LevelLog(level, console))
+        return self.logs[-1]
+
+    def end(self) -> None:
+        """The last level begun is over."""
+        self.results.append(self.logs[-1].result())
+
+
+def _run_levels(
+    out: str, expectation: Expectation | None, level: str, settings: LogitsSettings,
+    report_path: Path | None, console: Console,
+) -> _Judged:  # fmt: skip
+    """Structure, and the levels above it up to `level`."""
+    log = LevelLog("structure", console)
+    subject, findings = open_subject(out)
+    judged = _Judged(subject, [log])
+    log.run("opened", 1, findings)
+    if any(f.id == "out-not-found" for f in findings):
+        judged.end()
+        return judged
+    if expectation is not None:
+        log.run("plan", 1, plan_expectation(expectation, subject))
+    check_structure(subject, expectation, log, last_level=level == "structure")
+    if level == "structure":
+        judged.files = _small_files(subject, log)
+    judged.end()
+    if level == "structure":
+        return judged
+    assert expectation is not None
+    gates = read_gates(settings.gates, searched=_searched(subject))
+    log = judged.begin("weights", console)
+    judged.metrics, judged.files = _weights(subject, expectation, log, console)
+    _judge_weights(judged.metrics, subject, gates, log)
+    judged.end()
+    if level == "logits":
+        log = judged.begin("logits", console)
+        if judged.results[0].status == "fail":
+            log.leave_out("logits: OUT's structure must be right before it can be run")
+        else:
+            judged.figures = _logits(
+                subject, expectation, settings, gates, report_path, log, console
+            )
+        judged.end()
+    return judged
 
 
 def _check_level(level: str | None, against: str | None) -> None:
@@ -215,6 +253,11 @@ def build_report(
         logits=logits,
         findings=[entry for log in logs for entry in log.entries],
         files=files,
+        against_files=[] if source is None else [
+            SourceShard(name=name, bytes=shard.file_bytes, header_sha256=shard.header_sha256,
+                        sha256=shard.sha256)
+            for name, shard in sorted(source.shards.items())
+        ],
     )  # fmt: skip
 
 

@@ -25,43 +25,25 @@ import triton
 import triton.language as tl
 
 from .nvfp4 import max_scale
-from .small_floats import decode_e2m1, decode_e4m3, decode_e8m0, encode_e2m1
-
-
-@triton.jit
-def _tile(pointer, row_R, inside_R, column, columns, C: tl.constexpr):
-    """U8 [R, C] of rows of a matrix of `columns` columns, from `column` on; 0 outside."""
-    column_C = column + tl.arange(0, C)
-    offset_RC = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
-    inside_RC = inside_R[:, None] & (column_C < columns)[None, :]
-    return tl.load(pointer + offset_RC, mask=inside_RC, other=0)
+from .small_floats import decode_e2m1, decode_e4m3, encode_e2m1
+from .tiles import load_tile, mxfp8_tile
 
 
 @triton.jit
 def _nvfp4_tile(packed, scale, row_R, inside_R, k, K, BK: tl.constexpr):
     """BF16 [R, BK] of NVFP4 without its s2, exactly: 2 + 4 significant bits."""
     R: tl.constexpr = row_R.shape[0]
-    byte_RP = _tile(packed, row_R, inside_R, k // 2, K // 2, BK // 2).to(tl.int32)
+    byte_RP = load_tile(packed, row_R, inside_R, k // 2, K // 2, BK // 2).to(tl.int32)
     code_RBJ = tl.join(byte_RP & 15, byte_RP >> 4).reshape(R, BK // 16, 16)
-    scale_RB = _tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16).to(tl.int32)
+    scale_RB = load_tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16).to(tl.int32)
     value_RBJ = decode_e2m1(code_RBJ) * decode_e4m3(scale_RB)[:, :, None]
     return value_RBJ.reshape(R, BK).to(tl.bfloat16)
 
 
 @triton.jit
-def _mxfp8_tile(codes, exponents, row_R, inside_R, k, K, BK: tl.constexpr):
-    """BF16 [R, BK] of MXFP8."""
-    R: tl.constexpr = row_R.shape[0]
-    code_RK = _tile(codes, row_R, inside_R, k, K, BK).to(tl.int32)
-    exponent_RG = _tile(exponents, row_R, inside_R, k // 32, K // 32, BK // 32).to(tl.int32)
-    value_RGJ = decode_e4m3(code_RK).reshape(R, BK // 32, 32) * decode_e8m0(exponent_RG)[:, :, None]
-    return value_RGJ.reshape(R, BK).to(tl.bfloat16)
-
-
-@triton.jit
 def _weight_tile(elements, scale, row_O, inside_O, k, K, BK: tl.constexpr, MXFP8: tl.constexpr):
     if MXFP8:
-        tile = _mxfp8_tile(elements, scale, row_O, inside_O, k, K, BK)
+        tile = mxfp8_tile(elements, scale, row_O, inside_O, k, K, BK)
     else:
         tile = _nvfp4_tile(elements, scale, row_O, inside_O, k, K, BK)
     return tile
@@ -69,7 +51,7 @@ def _weight_tile(elements, scale, row_O, inside_O, k, K, BK: tl.constexpr, MXFP8
 
 @triton.jit
 def _e4m3_scales(scale, row_R, inside_R, k, K, BK: tl.constexpr):
-    tile = _tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16)
+    tile = load_tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16)
     return tile.to(tl.float8e4nv, bitcast=True)
 
 
@@ -80,9 +62,9 @@ def _dot_nvfp4(
 ):  # fmt: skip
     """acc + W xᵀ over BK columns of NVFP4 × NVFP4, both without their s2."""
     if NATIVE:
-        w_OP = _tile(w, row_O, inside_O, k // 2, K // 2, BK // 2)
+        w_OP = load_tile(w, row_O, inside_O, k // 2, K // 2, BK // 2)
         w_OB = _e4m3_scales(w_scale, row_O, inside_O, k, K, BK)
-        x_NP = _tile(x_packed, x_row_N, inside_N, k // 2, K // 2, BK // 2)
+        x_NP = load_tile(x_packed, x_row_N, inside_N, k // 2, K // 2, BK // 2)
         x_NB = _e4m3_scales(x_scale, x_row_N, inside_N, k, K, BK)
         acc_ON = tl.dot_scaled(w_OP, w_OB, "e2m1", tl.trans(x_NP), x_NB, "e2m1", acc_ON)
     else:

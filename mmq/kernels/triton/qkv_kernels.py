@@ -21,28 +21,16 @@ import triton
 import triton.language as tl
 
 from .kv_cache import encode_e4m3, store_rows
-from .small_floats import decode_e4m3, decode_e8m0
-
-
-@triton.jit
-def _tile(pointer, row_R, inside_R, column, columns, C: tl.constexpr):
-    """[R, C] of rows of a matrix of `columns` columns, from `column` on; 0 outside."""
-    column_C = column + tl.arange(0, C)
-    offset_RC = row_R.to(tl.int64)[:, None] * columns + column_C[None, :]
-    inside_RC = inside_R[:, None] & (column_C < columns)[None, :]
-    return tl.load(pointer + offset_RC, mask=inside_RC, other=0)
+from .tiles import load_tile, mxfp8_tile
 
 
 @triton.jit
 def _decoded_tile(elements, exponents, row_R, inside_R, m, M, K: tl.constexpr):
-    """BF16 [R, K] of a BF16 matrix, or of an MXFP8 one: exact between 2^−133 and 2^128."""
-    tile_RK = _tile(elements, row_R, inside_R, m, M, K)
+    """BF16 [R, K] of a BF16 matrix, or of an MXFP8 one."""
     if elements.dtype.element_ty == tl.uint8:
-        R: tl.constexpr = row_R.shape[0]
-        exponent_RG = _tile(exponents, row_R, inside_R, m // 32, M // 32, K // 32).to(tl.int32)
-        e4m3_RGJ = decode_e4m3(tile_RK.to(tl.int32)).reshape(R, K // 32, 32)
-        tile_RK = (e4m3_RGJ * decode_e8m0(exponent_RG)[:, :, None]).reshape(R, K)
-        tile_RK = tile_RK.to(tl.bfloat16)
+        tile_RK = mxfp8_tile(elements, exponents, row_R, inside_R, m, M, K)
+    else:
+        tile_RK = load_tile(elements, row_R, inside_R, m, M, K)
     return tile_RK
 
 
@@ -57,10 +45,10 @@ def _project_tile(
     acc_TD = tl.zeros((token_T.shape[0], D), tl.float32)
     for m in range(0, M, K):
         if NATIVE:
-            x_TK = _tile(x, token_T, inside_T, m, M, K).to(tl.float8e4nv, bitcast=True)
-            x_TG = _tile(x_exponents, token_T, inside_T, m // 32, M // 32, K // 32)
-            w_DK = _tile(w, column_D, inside_D, m, M, K).to(tl.float8e4nv, bitcast=True)
-            w_DG = _tile(w_exponents, column_D, inside_D, m // 32, M // 32, K // 32)
+            x_TK = load_tile(x, token_T, inside_T, m, M, K).to(tl.float8e4nv, bitcast=True)
+            x_TG = load_tile(x_exponents, token_T, inside_T, m // 32, M // 32, K // 32)
+            w_DK = load_tile(w, column_D, inside_D, m, M, K).to(tl.float8e4nv, bitcast=True)
+            w_DG = load_tile(w_exponents, column_D, inside_D, m // 32, M // 32, K // 32)
             acc_TD = tl.dot_scaled(x_TK, x_TG, "e4m3", tl.trans(w_DK), w_DG, "e4m3", acc_TD)
         else:
             x_TK = _decoded_tile(x, x_exponents, token_T, inside_T, m, M, K)
@@ -209,7 +197,7 @@ def insert_heads_kernel(
     v_scale, index_scale = tl.full((), v_scale, tl.float32), tl.full((), index_scale, tl.float32)
     token_T, inside_T = _tokens(tokens, T)
     head = tl.program_id(1)
-    x_TD = _tile(row, token_T, inside_T, head * D, Z, D).to(tl.float32)
+    x_TD = load_tile(row, token_T, inside_T, head * D, Z, D).to(tl.float32)
     _finish_head(
         x_TD, head, token_T, inside_T, weights_5D, cos, sin, eps, slots, q, k, v, index_q, index_k,
         k_scale, v_scale, index_scale,

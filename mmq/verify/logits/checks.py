@@ -13,10 +13,10 @@ from mmq.report.findings import Finding
 from mmq.verify.expectation import Expectation
 from mmq.verify.log import LevelLog
 from mmq.verify.logits.arms import Side
-from mmq.verify.logits.plan import default_context
-from mmq.verify.logits.settings import DEFAULT_WINDOWS, LogitsSettings
+from mmq.verify.logits.plan import choose_tokens
+from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.logits.stream import NonFiniteError
-from mmq.verify.logits.tokens import TokenSet, check_ids, open_tokenizer, read_texts, read_tokens
+from mmq.verify.logits.tokens import TokenSet
 from mmq.verify.model.config import TextConfig
 from mmq.verify.subject import Subject
 
@@ -39,30 +39,18 @@ def comparable(configs: Mapping[Side, TextConfig], log: LevelLog) -> bool:
     return set(differing) <= {"vocab"} and candidate["vocab"] >= source["vocab"]
 
 
-def choose_tokens(
+def checked_tokens(
     settings: LogitsSettings, config: TextConfig, expectation: Expectation, subject: Subject,
     log: LevelLog,
 ) -> TokenSet:  # fmt: skip
-    context = settings.context or default_context(config, expectation.source.config)
-    limit = DEFAULT_WINDOWS if settings.windows is None else settings.windows or None
-    root = expectation.source.root
-    if settings.tokens is not None:
-        bos = _bos(root)
-        tokens = read_tokens(settings.tokens, context, limit, bos)
-    else:
-        assert root is not None
-        log.run("tokenizer compared", 1, _tokenizer_findings(root, subject.root))
-        tokens = read_texts(settings.texts, open_tokenizer(root), context, limit)
-    check_ids(tokens, config.vocab, expectation.source.location)
+    """The run's tokens; what is odd about them, or about OUT's tokenizer, becomes findings."""
+    source = expectation.source
+    if settings.tokens is None:
+        assert source.root is not None
+        log.run("tokenizer compared", 1, _tokenizer_findings(source.root, subject.root))
+    tokens = choose_tokens(settings, config, source)
     log.run("tokens scored", tokens.scored, _token_findings(tokens, config))
     return tokens
-
-
-def _bos(root: Path | None) -> int | None:
-    try:
-        return open_tokenizer(root).bos if root is not None else None
-    except BadInputError:
-        return None
 
 
 def _tokenizer_findings(source: Path, out: Path | None) -> Iterator[Finding]:

@@ -35,6 +35,15 @@ class LayerTrace(NamedTuple):
     margin_T: Tensor | None
     selection_GTC: Tensor | None
 
+    def part(self, span: slice) -> LayerTrace:
+        """The same of some tokens."""
+        experts, margin, selection = self
+        return LayerTrace(
+            None if experts is None else experts[span],
+            None if margin is None else margin[span],
+            None if selection is None else selection[:, span],
+        )
+
 
 def margins(scores_TE: Tensor, bias_E: Tensor | None, top_k: int) -> Tensor:
     """By how much the last chosen expert beat the first rejected one, F32 [T]; inf if none was."""
@@ -61,6 +70,15 @@ def drift(
             arm.selection_GTC, source.selection_GTC, blocks_T > config.top_k, config
         )
     return found
+
+
+def brief(cosine: dict[str, float], found: dict[str, Any]) -> dict[str, float]:
+    """The one figure of each kind that is kept for every text."""
+    kept = {"cosine": cosine["mean"]}
+    for kind, figure in (("routing", "same"), ("selection", "overlap")):
+        if found.get(kind):
+            kept[kind] = found[kind][figure]
+    return kept
 
 
 def _routing(ours_TK: Tensor, theirs_TK: Tensor, margin_T: Tensor | None) -> dict[str, Any]:

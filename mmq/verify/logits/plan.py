@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from mmq.convert.checkpoint import Checkpoint
 from mmq.convert.modules import Module
+from mmq.errors import BadInputError
 from mmq.verify.logits.arms import KV_MODES, Arm
 from mmq.verify.logits.head import FINAL_NORM, LM_HEAD
-from mmq.verify.logits.settings import LogitsSettings
+from mmq.verify.logits.settings import DEFAULT_WINDOWS, LogitsSettings
 from mmq.verify.logits.stream import EMBEDDING
-from mmq.verify.logits.tokens import TokenSet
+from mmq.verify.logits.tokens import TokenSet, check_ids, open_tokenizer, read_texts, read_tokens
 from mmq.verify.model.config import TextConfig
 from mmq.verify.model.operations import EXACT_CACHE, CacheMode
 
@@ -20,6 +23,45 @@ _MIN_CONTEXT = 512
 _GIB = 1 << 30
 #: What the text model has besides its layers.
 ENDS = (EMBEDDING, FINAL_NORM, LM_HEAD)
+
+
+class TokenWish(Protocol):
+    """What was asked for: `LogitsSettings` and `CalibrateSettings` have these."""
+
+    @property
+    def texts(self) -> tuple[Path, ...]: ...
+    @property
+    def tokens(self) -> Path | None: ...
+    @property
+    def context(self) -> int | None: ...
+    @property
+    def windows(self) -> int | None: ...
+
+
+def choose_tokens(wish: TokenWish, config: TextConfig, source: Checkpoint) -> TokenSet:
+    """The tokens of a run, by the source's tokenizer.
+
+    Raises:
+        UsageError: texts or ids that cannot be read, or do not fit the vocabulary.
+        BadInputError: there is text, and no tokenizer.
+    """
+    context = wish.context or default_context(config, source.config)
+    limit = DEFAULT_WINDOWS if wish.windows is None else wish.windows or None
+    if wish.tokens is not None:
+        tokens = read_tokens(wish.tokens, context, limit, _bos(source.root))
+    else:
+        assert source.root is not None
+        tokens = read_texts(wish.texts, open_tokenizer(source.root), context, limit)
+    check_ids(tokens, config.vocab, source.location)
+    return tokens
+
+
+def _bos(root: Path | None) -> int | None:
+    """What starts a window, where ids are given and a tokenizer may be missing."""
+    try:
+        return open_tokenizer(root).bos if root is not None else None
+    except BadInputError:
+        return None
 
 
 def default_context(config: TextConfig, config_json: Mapping[str, Any]) -> int:

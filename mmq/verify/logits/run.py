@@ -24,7 +24,7 @@ from mmq.verify.gates import Gate, gate_findings, judge
 from mmq.verify.log import LevelLog
 from mmq.verify.logits import metrics
 from mmq.verify.logits.arms import Arm, ArmName, Side, choose_arms, judged_arm
-from mmq.verify.logits.checks import choose_tokens, comparable, nonfinite_finding, widest_step
+from mmq.verify.logits.checks import checked_tokens, comparable, nonfinite_finding, widest_step
 from mmq.verify.logits.head import ArmScores, predicted_rows, score
 from mmq.verify.logits.hidden_states import HiddenStates
 from mmq.verify.logits.plan import cache_mode, estimate
@@ -66,7 +66,7 @@ def check_logits(
         return None
     if not comparable(configs, log):
         return None
-    tokens = choose_tokens(settings, configs["source"], expectation, subject, log)
+    tokens = checked_tokens(settings, configs["source"], expectation, subject, log)
     mode = cache_mode(settings, subject.quantization)
     arms = choose_arms(mode, replay=settings.replay)
     run = _Run(subject, expectation, settings, configs, tokens, arms, folder, console)

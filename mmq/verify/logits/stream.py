@@ -20,7 +20,7 @@ from mmq.kernels.reference.router import Routing, shares
 from mmq.quantize.architecture import TEXT
 from mmq.verify.logits.arms import Arm, ArmName, Side
 from mmq.verify.logits.hidden_states import HiddenStates, flat
-from mmq.verify.logits.layer_stats import LayerTrace, cosine, drift, first_nonfinite, margins
+from mmq.verify.logits.layer_stats import LayerTrace, brief, cosine, drift, first_nonfinite, margins
 from mmq.verify.logits.tokens import TokenSet
 from mmq.verify.model.config import TextConfig
 from mmq.verify.model.layer import Layer, kv_scales
@@ -170,12 +170,23 @@ class Stream:
             raise NonFiniteError(arm, number, bad)
         if arm.name == "source":
             return {}
+        theirs_TM = flat(self.states.outputs("source"))
         config = self.models[arm.side].config
-        spans = [torch.arange(w.length) // config.block + 1 for w in self.tokens.windows]
-        return {
-            "cosine": cosine(ours_TM, flat(self.states.outputs("source"))),
-            **drift(traces[arm.name], traces["source"], config, torch.cat(spans)),
-        }
+        own, source = traces[arm.name], traces["source"]
+        blocks_T = torch.cat(
+            [torch.arange(w.length) // config.block + 1 for w in self.tokens.windows]
+        )
+        record = {"cosine": cosine(ours_TM, theirs_TM), **drift(own, source, config, blocks_T)}
+        texts = self.tokens.file_spans
+        if len(texts) > 1:
+            record["by_file"] = {
+                name: brief(
+                    cosine(ours_TM[span], theirs_TM[span]),
+                    drift(own.part(span), source.part(span), config, blocks_T[span]),
+                )
+                for name, span in texts.items()
+            }
+        return record
 
     def _report_reads(self, model: Model) -> None:
         self.advance(model.weights.take_bytes_read())

@@ -66,6 +66,16 @@ class TokenSet:
         return self.count - len(self.windows)
 
     @property
+    def file_spans(self) -> dict[str, slice]:
+        """Tokens of each text that has windows; windows are in the order of their files."""
+        spans: dict[str, slice] = {}
+        for window in self.windows:
+            name = self.files[window.file]
+            first = spans[name].start if name in spans else window.first
+            spans[name] = slice(first, window.first + window.length)
+        return spans
+
+    @property
     def sha256(self) -> str:
         """Of the ids and where windows begin: two runs with equal hashes scored the same."""
         firsts = np.array([w.first for w in self.windows], "<i8")

@@ -82,25 +82,15 @@ class TritonOperations(ReferenceOperations):
         swiglu: Swiglu,
     ) -> Tensor:  # fmt: skip
         """Output F32 [T, M]; experts that no token reaches are not asked for."""
-        reached = torch.unique(routing.experts_TK).tolist()
-        if not reached:
+        if not len(hidden_TM):
             return torch.zeros_like(hidden_TM)
-        first = experts(reached[0])
-        rest = {e: experts(e) for e in reached[1:]} if _is_nvfp4(first) else None
-        if rest is None:
-
-            def decoded(expert: int) -> Mlp:
-                return first if expert == reached[0] else experts(expert)
-
-            return super().moe(hidden_TM, routing, decoded, shared, swiglu)
-        # The kernels index experts by their place in the stack, so the reached ones are renumbered.
-        place_E = torch.zeros(max(reached) + 1, dtype=torch.int32, device=hidden_TM.device)
-        place_E[reached] = torch.arange(len(reached), dtype=torch.int32, device=place_E.device)
-        renumbered = routing._replace(experts_TK=place_E[routing.experts_TK.long()])
-        layer = experts_kernels.stack_experts([first, *rest.values()], shared)
-        return experts_kernels.moe(
-            hidden_TM.bfloat16(), renumbered, layer, swiglu=swiglu
-        ).float()  # fmt: skip
+        reached, place_TK = torch.unique(routing.experts_TK, return_inverse=True)
+        if not _is_nvfp4(experts(int(reached[0]))):
+            return super().moe(hidden_TM, routing, experts, shared, swiglu)
+        # The kernels know an expert by its place in the stack, which holds the reached ones.
+        layer = experts_kernels.stack_experts([experts(e) for e in reached.tolist()], shared)
+        placed = routing._replace(experts_TK=place_TK.int())
+        return experts_kernels.moe(hidden_TM.bfloat16(), placed, layer, swiglu=swiglu).float()
 
 
 def _is_nvfp4(mlp: Mlp) -> bool:

@@ -14,6 +14,7 @@ import triton.language as tl
 from mmq.kernels.triton import expert_gemm, moe, router
 from mmq.kernels.triton.launch import pretended
 from mmq.kernels.triton.small_floats import bits_of, decode_e2m1, decode_e4m3
+from mmq.kernels.triton.tiles import load_tile
 
 
 @contextmanager
@@ -91,16 +92,16 @@ def _silu(gate, up, alpha, limit, beta):
 @triton.jit
 def _swapped_nibbles(packed, scale, row_R, inside_R, k, K, BK: tl.constexpr):
     R: tl.constexpr = row_R.shape[0]
-    byte_RP = expert_gemm._tile(packed, row_R, inside_R, k // 2, K // 2, BK // 2).to(tl.int32)
+    byte_RP = load_tile(packed, row_R, inside_R, k // 2, K // 2, BK // 2).to(tl.int32)
     code_RBJ = tl.join(byte_RP >> 4, byte_RP & 15).reshape(R, BK // 16, 16)
-    scale_RB = expert_gemm._tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16).to(tl.int32)
+    scale_RB = load_tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16).to(tl.int32)
     value_RBJ = decode_e2m1(code_RBJ) * decode_e4m3(scale_RB)[:, :, None]
     return value_RBJ.reshape(R, BK).to(tl.bfloat16)
 
 
 @triton.jit
 def _no_exponents(codes, exponents, row_R, inside_R, k, K, BK: tl.constexpr):
-    code_RK = expert_gemm._tile(codes, row_R, inside_R, k, K, BK).to(tl.int32)
+    code_RK = load_tile(codes, row_R, inside_R, k, K, BK).to(tl.int32)
     return (decode_e4m3(code_RK) * 0.00390625).to(tl.bfloat16)
 
 
@@ -142,7 +143,7 @@ def _no_input_scale(act, layer, blocks, routing, activations="bf16", right=moe.d
 @triton.jit
 def _e8m0_scales(scale, row_R, inside_R, k, K, BK: tl.constexpr):
     """Bytes that `tl.dot_scaled` takes for powers of two."""
-    return expert_gemm._tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16)
+    return load_tile(scale, row_R, inside_R, k // 16, K // 16, BK // 16)
 
 
 #: Mistakes planted in the product: what to replace, and by what.
@@ -150,7 +151,7 @@ FAULTS = {
     "no limit": (expert_gemm, "_swiglu", _swiglu_unlimited),
     "SiLU": (expert_gemm, "_swiglu", _silu),
     "nibbles swapped": (expert_gemm, "_nvfp4_tile", _swapped_nibbles),
-    "MXFP8 exponents ignored": (expert_gemm, "_mxfp8_tile", _no_exponents),
+    "MXFP8 exponents ignored": (expert_gemm, "mxfp8_tile", _no_exponents),
     "experts off by one": (moe, "map_blocks", _off_by_one),
     "last slot lost": (moe, "map_blocks", _last_slot_lost),
     "w2 under w1's s2": (moe, "stack_experts", _unscaled_weights),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from planted import Planted
 
+from mmq.kernels import ops
+
 LAYER = "language_model.model.layers.2."
 OTHER_LAYER = "language_model.model.layers.3."
 MOE = LAYER + "block_sparse_moe."
@@ -61,6 +63,21 @@ def _exchange_w1_w3(out: Planted) -> None:
 def _invert_global_scale(out: Planted) -> None:
     for projection in ("w1", "w3"):
         out.poke(f"{EXPERT}{projection}.weight_scale_2", lambda s2: 1 / s2)
+
+
+def _decode_w3_by_w1s_global(out: Planted) -> None:
+    """Every w3 quantised under a global scale of its own, but w1's stored, as loaders take it."""
+    for name in out.shard_index():
+        if name.startswith(MOE + "experts.") and name.endswith(".w3.weight"):
+            packed, scale = (
+                np.frombuffer(out[part].data, np.uint8).reshape(out[part].shape)
+                for part in (name, f"{name}_scale")
+            )
+            s2 = np.frombuffer(out[f"{name}_scale_2"].data, "<f4")[0]
+            values = ops.dequantize_nvfp4_f32(packed, scale, s2)
+            own = ops.quantize_nvfp4_from_float(values, "F32", np.float32(s2 / 2))
+            out.poke(name, lambda _, own=own: own.packed)
+            out.poke(f"{name}_scale", lambda _, own=own: own.scale)
 
 
 def _zero_expert(out: Planted) -> None:
@@ -125,6 +142,7 @@ FAULTS: dict[str, Fault] = {
     "two scale bytes swapped": Fault(_swap_scale_bytes, (f"{EXPERT}w2.weight_scale",)),
     "w1 and w3 exchanged": Fault(_exchange_w1_w3, _three("weight")),
     "global scale inverted": Fault(_invert_global_scale, _three("weight_scale_2")),
+    "w3 decoded by w1's global": Fault(_decode_w3_by_w1s_global, _three("weight_scale")),
     "one expert zeroed": Fault(_zero_expert, _three("weight")),
     "two router rows exchanged": Fault(_permute_router, (f"{MOE}gate.weight",)),
     "a norm's 1 + w lost": Fault(_lose_one_plus, (f"{LAYER}post_attention_layernorm.weight",)),

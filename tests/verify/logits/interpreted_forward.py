@@ -13,40 +13,16 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import torch
-from streamed import open_model, token_rows
+from streamed import KeepingOperations, Kept, open_model, token_rows
 
-from mmq.demo.bundled import bundled_model
 from mmq.verify.logits.arms import Arm
 from mmq.verify.logits.hidden_states import HiddenStates, flat
 from mmq.verify.logits.layer_stats import cosine
 from mmq.verify.logits.stream import Stream
 from mmq.verify.model.on_triton import TritonOperations
-from mmq.verify.model.operations import CacheMode, ReferenceOperations
+from mmq.verify.model.operations import CacheMode
 
 MODE = CacheMode("nvfp4", False, "nvfp4", 0.01, 0.02)
-
-
-class Kept:
-    """Adds what was selected and routed to an operations class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.selections: list[torch.Tensor] = []
-        self.routings: list[torch.Tensor] = []
-
-    def select(self, *arguments):
-        self.selections.append(super().select(*arguments))
-        return self.selections[-1]
-
-    def route(self, *arguments):
-        routing = super().route(*arguments)
-        self.routings.append(routing.experts_TK.sort(dim=1).values)
-        return routing
-
-
-class KeptReference(Kept, ReferenceOperations):
-    pass
 
 
 class KeptTriton(Kept, TritonOperations):
@@ -68,7 +44,7 @@ def hidden_states(folder: Path, ids_WT: np.ndarray, layers: int, operations) -> 
 def main() -> None:
     folder, layers, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     ids_WT = np.random.default_rng(9).integers(0, 1024, (1, count))
-    reference, triton = KeptReference(), KeptTriton()
+    reference, triton = KeepingOperations(), KeptTriton()
     theirs = hidden_states(folder, ids_WT, layers, reference)
     ours = hidden_states(folder, ids_WT, layers, triton)
     pairs = list(zip(reference.selections, triton.selections, strict=True))
@@ -78,7 +54,6 @@ def main() -> None:
         "selections": [float((a == b).all(2).float().mean()) for a, b in pairs],
         "experts": [float((a == b).all(1).float().mean()) for a, b in experts],
         "left_out": int(pairs[-1][0].shape[2] < -(-count // 16)),
-        "source": str(bundled_model()),
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

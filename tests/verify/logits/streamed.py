@@ -34,10 +34,11 @@ def open_model(folder: Path, dtype: torch.dtype = torch.float32) -> Model:
     return Model(read_text_config(checkpoint.config), weights)
 
 
-class KeepingOperations(ReferenceOperations):
-    """The reference, with its decisions kept in order."""
+class Kept:
+    """Mixed into a backend's operations: keeps their decisions in order."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.selections: list[torch.Tensor] = []
         self.routings: list[torch.Tensor] = []
 
@@ -49,6 +50,10 @@ class KeepingOperations(ReferenceOperations):
         routing = super().route(*arguments)
         self.routings.append(routing.experts_TK.sort(dim=1).values)
         return routing
+
+
+class KeepingOperations(Kept, ReferenceOperations):
+    """The reference, with its decisions kept."""
 
 
 def logits_of(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import m3_transformers
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from streamed import KeepingOperations, logits_of, open_model
 
 from mmq.demo.bundled import bundled_model, bundled_texts
@@ -157,3 +161,46 @@ def test_blocks_of_128_and_sixteen_of_them(tmp_path):
     assert torch.equal(selection.sort(dim=2).values.long(), theirs.selections[1])
     left_out = 18 - selection[:, 2200].ge(0).sum(1)
     assert (left_out == 2).all()
+
+
+def all_sparse(folder):
+    """The bundled model in M3.1's form: its dense layer selects blocks too."""
+    shutil.copytree(bundled_model(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    sparse = text["sparse_attention_config"]
+    for key in ("sparse_attention_freq", "sparse_disable_index_value"):
+        sparse[key] = [1] * 4
+    (folder / "config.json").write_text(json.dumps(config))
+    attention = "language_model.model.layers.0.self_attn."
+    rng = np.random.default_rng(11)
+    tensors = {
+        f"{attention}index_{part}.weight": torch.from_numpy(
+            rng.standard_normal(shape).astype(np.float32) * 0.1
+        ).bfloat16()
+        for part, shape in (("q_proj", (64, 256)), ("k_proj", (32, 256)),
+                            ("q_norm", (32,)), ("k_norm", (32,)))
+    }  # fmt: skip
+    save_file(tensors, folder / "index-of-layer-0.safetensors", {"format": "pt"})
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"] |= dict.fromkeys(tensors, "index-of-layer-0.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config["quantization_config"]["ignored_layers"] += [
+        f"{attention}index_{part}_proj" for part in "qk"
+    ]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_every_layer_sparse(ids_WT, tmp_path):
+    """M3.1's form: a layer with a dense MLP selects blocks as well."""
+    folder = all_sparse(tmp_path / "model")
+    theirs = m3_transformers.run(m3_transformers.load(folder), ids_WT[:1])
+    operations = KeepingOperations()
+    ours = logits_of(open_model(folder), ids_WT[:1], tmp_path / "work", operations)
+    assert sorted(theirs.selections) == [0, 1, 2, 3] and len(operations.selections) == 4
+    for got, (name, expected) in zip(
+        operations.selections, sorted(theirs.selections.items()), strict=True
+    ):
+        assert torch.equal(got.sort(dim=2).values.long(), expected), f"layer {name}"
+    assert (ours - theirs.logits_WTV).abs().max() < AGREEMENT

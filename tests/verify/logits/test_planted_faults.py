@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 
 import pytest
@@ -83,6 +84,7 @@ def test_structure_or_weights_name_the_tensor(sound, tmp_path, name):
         # One expert of 16, whose gate and up look alike: the weights level is the sharper judge.
         ("w1 and w3 exchanged", 1.2),
         ("global scale inverted", 2),
+        ("w3 decoded by w1's global", 2),
         ("one expert zeroed", 2),
         ("two router rows exchanged", 2),
         ("a norm's 1 + w lost", 2),
@@ -129,3 +131,31 @@ def test_layouts_decode_to_the_same_logits(sound, sound_report, tmp_path):
     """Codes and block scales are the same bytes; 1/s2 restores s2 exactly for searched scales."""
     minimax = converted(tmp_path / "minimax", layout="minimax")
     assert arm(logits(minimax)) == arm(sound_report)
+
+
+def test_bf16_of_the_same_values_changes_nothing(tmp_path):
+    """Every MXFP8 value of the model is a BF16 number: no forward can tell them apart."""
+    report = logits(converted(tmp_path / "bf16", to="bf16"))
+    assert arm(report).kld_max.value < 1e-9 and arm(report).top1.value == 1
+    assert all(layer(report, n)["cosine"]["min"] > 1 - 1e-6 for n in range(4))
+
+
+def test_layers_tell_of_each_text(sound_report):
+    """Means over the texts' tokens give the whole: as many tokens of each."""
+    for number in range(1, 4):
+        whole = layer(sound_report, number)
+        texts = whole["by_file"]
+        assert set(texts) == {path.name for path in bundled_texts()}
+        for kind, figure in (("routing", "same"), ("selection", "overlap"), ("cosine", "mean")):
+            mean = sum(text[kind] for text in texts.values()) / len(texts)
+            assert mean == pytest.approx(whole[kind][figure], abs=1e-9)
+
+
+def test_the_report_says_which_files_it_judged(sound_report):
+    shards = {shard.name: shard for shard in sound_report.against_files}
+    assert set(shards) == {path.name for path in bundled_model().glob("*.safetensors")}
+    for name, shard in shards.items():
+        raw = (bundled_model() / name).read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        assert shard.header_sha256 == hashlib.sha256(raw[8 : 8 + length]).hexdigest()
+        assert shard.bytes == len(raw)
