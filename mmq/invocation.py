@@ -156,6 +156,10 @@ def _failed(run: Run, error: Exception, arguments: list[str]) -> int:
         return run.console.abandon_stdout()
     known = error if isinstance(error, MmqError) else _unexpected(error)
     run.console.error(known)
+    if os.environ.get("GITHUB_STEP_SUMMARY"):
+        from mmq.report.github import error_command
+
+        run.console.annotate([error_command(known)])
     return known.exit_code
 
 

@@ -11,9 +11,10 @@ from m3_source import Source, snapshot
 
 
 @pytest.fixture(autouse=True)
-def no_step_summary(monkeypatch):
-    """Under GitHub Actions, mmq writes into the step's summary; that of a test run is not its."""
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+def no_github_step(monkeypatch):
+    """Under GitHub Actions mmq tells the step's summary and outputs; a test run's are not its."""
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

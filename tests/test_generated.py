@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import click
+import pytest
+
+from mmq.cli import cli
+
 ROOT = Path(__file__).parents[1]
+# scripts import each other
+sys.path.append(str(ROOT / "scripts"))
 
 
 def load(script: str) -> ModuleType:
@@ -28,3 +35,27 @@ def test_report_schema_is_current() -> None:
 def test_errors_page_is_current() -> None:
     script = load("build_errors_doc")
     assert script.TARGET.read_text("utf-8") == script.document()
+
+
+def test_ci_page_is_current() -> None:
+    script = load("build_ci_doc")
+    assert script.TARGET.read_text("utf-8") == script.document()
+
+
+def test_commands_page_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load("build_cli_doc")
+    for columns in ("40", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert script.TARGET.read_text("utf-8") == script.document()
+
+
+def test_commands_page_has_every_word() -> None:
+    page = load("build_cli_doc").TARGET.read_text("utf-8")
+    for name, command in cli.commands.items():
+        section = page.partition(f"## mmq {name}\n")[2].partition("\n## ")[0]
+        for parameter in command.params:
+            if isinstance(parameter, click.Argument):
+                assert f"| `{parameter.name.upper()}` |" in section
+            elif parameter.expose_value:
+                assert f"`{parameter.opts[0]}" in section
+    assert "\b" not in page

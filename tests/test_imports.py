@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ ROOT = Path(mmq.__file__).parent
 #: A part may import itself and what stands left of it (or on the same rank, for single modules).
 RANKS = {
     "errors": 0, "report": 1, "console": 2, "hub": 2, "kernels": 3, "quantize": 4, "convert": 5,
-    "verify": 6, "calibrate": 7, "publish": 8, "demo": 8, "invocation": 9, "commands": 10,
-    "cli": 11, "__main__": 12,
+    "verify": 6, "calibrate": 7, "publish": 8, "demo": 8, "doctor": 8, "invocation": 9,
+    "commands": 10, "cli": 11, "__main__": 12,
 }  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_the_check_sees_wrong_imports(source: str, found: list[str]) -> None:
 HEAVY = ("torch", "numba", "numpy", "pydantic", "tqdm", "multiprocessing.pool")
 
 
-def loaded_by(tmp_path: Path, *arguments: str) -> set[str]:
+def loaded_by(tmp_path: Path, *arguments: str, **environment: str) -> set[str]:
     """Heavy modules in `sys.modules` after a command, run in a process of its own."""
     code = (
         "import json, sys\nfrom mmq.cli import main\ncode = main(sys.argv[1:])\n"
@@ -92,13 +93,23 @@ def loaded_by(tmp_path: Path, *arguments: str) -> set[str]:
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path,
-        encoding="utf-8", timeout=60,
+        encoding="utf-8", timeout=60, env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["convert", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["convert", "--help"],
+        ["doctor", "--help"],
+        ["completion", "bash"],
+    ],
+    ids=" ".join,
+)
 def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
     assert loaded_by(tmp_path, *arguments) == set()
 
@@ -110,3 +121,11 @@ def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> Non
 )
 def test_planning_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
     assert loaded_by(tmp_path, *arguments) == set()
+
+
+@pytest.mark.parametrize(
+    "words", ["mmq ", "mmq convert --", "mmq convert m", "mmq verify --level "]
+)
+def test_completion_imports_nothing_heavy(tmp_path: Path, words: str) -> None:
+    asked = {"_MMQ_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    assert loaded_by(tmp_path, **asked, COMP_CWORD=str(words.count(" "))) == set()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mmq.commands.completing import complete_file, complete_folder, complete_source
 from mmq.commands.paths import expanded, optional_path
 from mmq.commands.token_options import token_options
 from mmq.errors import UsageError
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("src", required=False)
-@click.option("-o", "--output", required=True, metavar="FILE", help="The KV-scales file.")
+@click.argument("src", required=False, shell_complete=complete_source)
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", shell_complete=complete_file,
+    help="The KV-scales file.",
+)  # fmt: skip
 @token_options
 @click.option(
     "--observer", type=click.Choice(["max", "percentile", "mse"]), default="max",
@@ -33,30 +37,31 @@ if TYPE_CHECKING:
     help="Format whose error --observer mse minimises.",
 )  # fmt: skip
 @click.option(
-    "--importance-out", metavar="FILE",
+    "--importance-out", metavar="FILE", shell_complete=complete_file,
     help="Also write channel importance, for convert --importance.",
 )  # fmt: skip
 @click.option(
-    "--input-scales-out", metavar="FILE",
+    "--input-scales-out", metavar="FILE", shell_complete=complete_file,
     help="Also write activation scales, for convert --input-scales.",
 )  # fmt: skip
 @click.option(
-    "--experts-out", metavar="FILE",
+    "--experts-out", metavar="FILE", shell_complete=complete_file,
     help="Also write the experts' statistics, for --merge-experts.",
 )  # fmt: skip
 @click.option(
-    "--merge", multiple=True, metavar="FILE",
+    "--merge", multiple=True, metavar="FILE", shell_complete=complete_file,
     help="Make the scales from the statistics of these files, without a model; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--merge-experts", multiple=True, metavar="FILE",
+    "--merge-experts", multiple=True, metavar="FILE", shell_complete=complete_file,
     help="Make the experts' files from these, which --experts-out wrote; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--download-dir", metavar="DIR", help="Where SRC goes when it is a Hub repository; it stays."
-)
+    "--download-dir", metavar="DIR", shell_complete=complete_folder,
+    help="Where SRC goes when it is a Hub repository; it stays.",
+)  # fmt: skip
 @click.option(
-    "--work-dir", metavar="DIR",
+    "--work-dir", metavar="DIR", shell_complete=complete_folder,
     help="Hidden states while the run lasts.  [default: FILE.work]",
 )  # fmt: skip
 @global_options

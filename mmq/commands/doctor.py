@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mmq.errors import MachineError
+from mmq.commands.completing import complete_folder
+from mmq.commands.paths import optional_path
+from mmq.errors import MachineError, UsageError
 from mmq.invocation import Run, global_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from mmq.doctor.facts import Fact
     from mmq.verify.kernels.support_table import Cell
 
 _MARKS = {True: "ok", False: "no", None: ""}
@@ -20,32 +23,65 @@ _WIDTH = 44
 
 
 @click.command()
+@click.argument("path", required=False, shell_complete=complete_folder)
+@click.option("--no-network", is_flag=True, help="Do not ask the Hub.")
 @click.option(
     "--kernels", is_flag=True, help="The GPU kernels instead: how each runs on each target."
 )
 @global_options
 @click.pass_obj
-def doctor(run: Run, /, kernels: bool) -> int:
-    """What works on this machine, and why not.
+def doctor(run: Run, /, path: str | None, no_network: bool, kernels: bool) -> int:
+    """What works on this machine, why the rest does not, and what to do about it.
+
+    With PATH, a folder, its disk is measured: 256 MB are written there, read, and removed. The exit
+    code is 0 as long as it could look, whatever it found.
 
     --kernels shows, for every operation and target, whether it runs natively, by a fallback or not
     at all; nothing is compiled.
     """
     if kernels:
-        return _kernels(run)
-    from mmq.verify.kernels.machine import machine_facts
+        return _kernels(run, path)
+    from mmq.doctor.sections import examined
 
-    sections = machine_facts(Path.cwd())
-    lines: list[str] = []
-    for title, facts in sections.items():
-        lines += ["", title] if lines else [title]
-        lines += [f"  {f.name:<{_WIDTH}}{_MARKS[f.ok]:<4}{f.text}".rstrip() for f in facts]
+    sections = examined(_folder(path), measure=path is not None, network=not no_network)
     data = {title: [f._asdict() for f in facts] for title, facts in sections.items()}
-    run.console.result("\n".join(lines), {"command": "doctor", "sections": data})
+    run.console.result("\n".join(_lines(sections)), {"command": "doctor", "sections": data})
     return 0
 
 
-def _kernels(run: Run) -> int:
+def _folder(path: str | None) -> Path:
+    """Whose disk is looked at.
+
+    Raises:
+        UsageError: PATH is no folder.
+    """
+    folder = optional_path(path)
+    if folder is None:
+        return Path.cwd()
+    if not folder.is_dir():
+        raise UsageError(
+            "doctor-path", f"{path} is no folder", got=path, expected="a folder that is there",
+            hint="mmq doctor .",
+        )  # fmt: skip
+    return folder
+
+
+def _lines(sections: Mapping[str, Sequence[Fact]]) -> list[str]:
+    lines: list[str] = []
+    for title, facts in sections.items():
+        lines += ["", title] if lines else [title]
+        for fact in facts:
+            lines.append(f"  {fact.name:<{_WIDTH}}{_MARKS[fact.ok]:<4}{fact.text}".rstrip())
+            lines += [f"    remedy: {fact.remedy}"] if fact.remedy else []
+    return lines
+
+
+def _kernels(run: Run, path: str | None) -> int:
+    if path is not None:
+        raise UsageError(
+            "option-conflict", "PATH would change nothing beside --kernels", got=path,
+            hint="mmq doctor --kernels",
+        )  # fmt: skip
     try:
         from mmq.verify.kernels.support_table import support_cells
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mmq.commands.completing import complete_file, complete_folder
+from mmq.commands.github_step import tell_outputs
 from mmq.commands.paths import expanded
 from mmq.invocation import Run, global_options
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("out")
+@click.argument("out", shell_complete=complete_folder)
 @click.argument("repo")
 @click.option("--revision", metavar="BRANCH", help="Commit there; made if absent.  [default: main]")
 @click.option("--create-pr", is_flag=True, help="Open a pull request instead of committing.")
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
 )
 @click.option("--license", "license_id", metavar="ID", help="Licence, where the card has none.")
 @click.option("--license-name", metavar="NAME", help="With --license other.")
-@click.option("--license-link", metavar="URL|FILE", help="With --license other.")
+@click.option(
+    "--license-link", metavar="URL|FILE", shell_complete=complete_file,
+    help="With --license other.",
+)  # fmt: skip
 @click.option(
     "--image", "images", multiple=True, metavar="ENGINE=IMAGE:TAG[@sha256:…]",
     help="Container for vllm, vllm-rocm, sglang or tensorrt-llm; repeatable.",
@@ -69,6 +74,8 @@ def publish(
     done = run_publish(Path(expanded(out)), settings, run.console)
     data = _data(done, settings)
     run.console.result("\n".join(published_lines(data)), {"command": "publish", **data})
+    if not dry_run:
+        tell_outputs(run.console, url=data["url"], revision=data["revision"])
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mmq.commands.completing import complete_file
 from mmq.commands.paths import expanded, optional_path
 from mmq.errors import UsageError
 from mmq.invocation import Run, global_options
@@ -20,15 +21,15 @@ _FORMATS = ("text", "md", "html", "junit", "github", "json")
 
 
 @click.command()
-@click.argument("file")
-@click.argument("other", required=False)
+@click.argument("file", shell_complete=complete_file)
+@click.argument("other", required=False, shell_complete=complete_file)
 @click.option(
     "--format", "form", type=click.Choice(_FORMATS), default="text", show_default=True,
     help="text for a terminal, md for a model card or comment, html as one page, junit for CI,"
     " github as a step summary with annotations, json as it is.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", metavar="OUT",
+    "-o", "--output", metavar="OUT", shell_complete=complete_file,
     help="Write there.  [default: stdout; for github $GITHUB_STEP_SUMMARY, where it is set]",
 )  # fmt: skip
 @global_options

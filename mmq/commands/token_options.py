@@ -7,14 +7,17 @@ from typing import Any, TypeVar
 
 import click
 
+from mmq.commands.completing import complete_file
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
-        "--text", "texts", multiple=True, metavar="FILE", help="Text to read, UTF-8; repeatable."
+        "--text", "texts", multiple=True, metavar="FILE", shell_complete=complete_file,
+        help="Text to read, UTF-8; repeatable.",
     ),
     click.option(
-        "--tokens", metavar="FILE.npy",
+        "--tokens", metavar="FILE.npy", shell_complete=complete_file,
         help="Token ids instead, [T], or windows [W, L] padded with -1.",
     ),
     click.option(

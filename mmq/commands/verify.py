@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from mmq.commands.completing import complete_file, complete_folder, complete_source
+from mmq.commands.github_step import tell_outputs, tell_summary
 from mmq.commands.paths import expanded, optional_path
-from mmq.commands.step_summary import tell_github
 from mmq.commands.token_options import token_options
 from mmq.errors import UsageError, VerdictError
 from mmq.invocation import Run, global_options
@@ -18,8 +19,11 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
 
 
 @click.command()
-@click.argument("out", required=False)
-@click.option("--against", metavar="SRC", help="The checkpoint OUT was converted from.")
+@click.argument("out", required=False, shell_complete=complete_file)
+@click.option(
+    "--against", metavar="SRC", shell_complete=complete_source,
+    help="The checkpoint OUT was converted from.",
+)  # fmt: skip
 @click.option(
     "--level", type=click.Choice(["structure", "weights", "logits", "kernels"]),
     help="Highest level to run; kernels stands alone.  [default: weights with --against, else"
@@ -31,8 +35,9 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
     help="Exit 0 where figures are too close to a limit to decide.",
 )  # fmt: skip
 @click.option(
-    "--gates", metavar="FILE", help="Limits other than the default ones (YAML; docs/verify.md)."
-)
+    "--gates", metavar="FILE", shell_complete=complete_file,
+    help="Limits other than the default ones (YAML; docs/verify.md).",
+)  # fmt: skip
 @token_options
 @click.option(
     "--layers",
@@ -56,7 +61,7 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
     help="Of the forward's matrix products.",
 )  # fmt: skip
 @click.option(
-    "--work-dir", metavar="DIR",
+    "--work-dir", metavar="DIR", shell_complete=complete_folder,
     help="Hidden states while a logits run lasts.  [default: .mmq-verify beside the report]",
 )  # fmt: skip
 @click.option(
@@ -69,11 +74,11 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
     help="Level kernels: exit 6 unless every operation ran natively on such a GPU.",
 )  # fmt: skip
 @click.option(
-    "--download-dir", metavar="DIR",
+    "--download-dir", metavar="DIR", shell_complete=complete_folder,
     help="Where Hub repositories go when weights have to be read; they stay.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", "report_path", metavar="FILE",
+    "-o", "--output", "report_path", metavar="FILE", shell_complete=complete_file,
     help="Where the report goes.  [default: mmq-verify.json in OUT; level kernels: nowhere]",
 )  # fmt: skip
 @global_options
@@ -102,7 +107,8 @@ def verify(
 
     data = report.model_dump()
     run.console.result("\n".join(verify_lines(data)), {"command": "verify", **data})
-    tell_github(report, run.console)
+    tell_summary(report, run.console)
+    tell_outputs(run.console, verdict=report.verdict)
     if unmet is not None and report.verdict != "fail":
         raise unmet
     fine = {"pass"} | (set() if strict else {"warn"})

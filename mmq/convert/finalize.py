@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmq import __version__
-from mmq.convert.checkpoint import INDEX_NAME
+from mmq.convert.checkpoint import INDEX_NAME, read_json_object
 from mmq.convert.configs import build_configs
 from mmq.convert.journal import fingerprint, lasting
 from mmq.convert.plan import ConversionPlan
@@ -140,6 +140,13 @@ def _hub(plan: ConversionPlan) -> dict[str, Any]:
     found = {SOURCE: plan.source, **plan.others}
     hub = {o: c.hub.snapshot.as_dict() for o, c in found.items() if c.hub is not None}
     return {"hub": hub} if hub else {}
+
+
+def pinned_source(out: Path, typed: str) -> str:
+    """Where a finished OUT came from: `org/name@commit` for a Hub source, else as typed."""
+    hub = read_json_object(out / MANIFEST_NAME).get("hub")
+    found = hub.get(SOURCE) if isinstance(hub, dict) else None
+    return f"{found['repo']}@{found['commit']}" if isinstance(found, dict) else typed
 
 
 def _source(plan: ConversionPlan, hashes: Mapping[str, str]) -> dict[str, Any]:

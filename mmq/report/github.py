@@ -1,8 +1,9 @@
-"""GitHub Actions: a step summary in Markdown, and annotations.
+"""GitHub Actions: a step summary in Markdown, annotations, and step outputs.
 
-An annotation is a line that the runner reads from stdout or stderr:
+An annotation is a line that the runner reads from stdout or stderr; outputs are lines of a file:
 
     ::error title=gate-fail::top1 is beyond its limit
+    verdict=fail
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mmq.report.escape import shortened, workflow_data, workflow_property
+from mmq.errors import MmqError
+from mmq.report.escape import plain, shortened, workflow_data, workflow_property
 from mmq.report.load import Reports
 from mmq.report.markdown import markdown_text
 from mmq.report.schema import FindingEntry
@@ -59,12 +61,36 @@ def append_summary(path: Path, text: str) -> None:
         file.write(data + b"\n")
 
 
+def outputs_path(environ: Mapping[str, str]) -> Path | None:
+    """Where the step's outputs go; None outside GitHub Actions."""
+    return Path(path) if (path := environ.get("GITHUB_OUTPUT")) else None
+
+
+def append_outputs(path: Path, values: Mapping[str, object]) -> None:
+    """Set outputs of the step, one line each: no value can begin another.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = (f"{name}={plain(value)}\n" for name, value in values.items())
+    with path.open("ab") as file:
+        file.write("".join(lines).encode("utf-8"))
+
+
+def error_command(error: MmqError) -> str:
+    """The workflow command for an error that ended a command."""
+    return _command("error", error, ("hint", error.hint))
+
+
 def _annotation(finding: FindingEntry) -> str:
-    message = finding.message
+    return _command(_COMMANDS[finding.severity], finding)
+
+
+def _command(command: str, what: FindingEntry | MmqError, *more: tuple[str, str | None]) -> str:
+    message = what.message
     for head, text in (
-        ("where", finding.where), ("got", finding.got), ("expected", finding.expected),
+        ("where", what.where), ("got", what.got), ("expected", what.expected), *more,
     ):  # fmt: skip
         message += f"; {head}: {text}" if text else ""
     data = workflow_data(shortened(message, _MOST_CHARACTERS))
-    title = workflow_property(shortened(finding.id, 80))
-    return f"::{_COMMANDS[finding.severity]} title={title}::{data}"
+    return f"::{command} title={workflow_property(shortened(what.id, 80))}::{data}"

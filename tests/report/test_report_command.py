@@ -151,11 +151,36 @@ def test_convert_and_verify_write_the_step_summary_themselves(tmp_path, monkeypa
     assert events[-1]["event"] == "result", "stdout stays JSON lines"
 
 
-def test_a_summary_that_cannot_be_written_changes_no_exit_code(tmp_path, good_output, monkeypatch):
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "absent" / "s.md"))
+def test_files_of_the_runner_that_cannot_be_written_change_no_exit_code(
+    tmp_path, good_output, monkeypatch
+):
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"):
+        monkeypatch.setenv(name, str(tmp_path / "absent" / "file"))
     code, events, _ = run_mmq("verify", good_output.out, "-o", tmp_path / "v.json")
     assert code == 0
-    assert any("step summary" in e.get("message", "") for e in events if e["event"] == "note")
+    notes = " ".join(e["message"] for e in events if e["event"] == "note")
+    assert "step summary was not written" in notes and "outputs were not written" in notes
+
+
+def test_steps_have_outputs(tmp_path, good_folder, monkeypatch):
+    """A second convert, which finds its work done, has the same."""
+    outputs = tmp_path / "outputs"
+    monkeypatch.setenv("GITHUB_OUTPUT", str(outputs))
+    for _ in range(2):
+        assert run_mmq("convert", good_folder, tmp_path / "out", "--jobs", "1")[0] == 0
+    assert run_mmq("verify", tmp_path / "out", "--against", good_folder)[0] == 0
+    assert outputs.read_text("utf-8").splitlines() == [
+        f"source={good_folder}", f"source={good_folder}", "verdict=pass"
+    ]  # fmt: skip
+
+
+def test_an_error_is_annotated_on_github_only(tmp_path, monkeypatch):
+    assert "::error" not in run_mmq("inspect", tmp_path / "absent")[2]
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "s.md"))
+    code, events, err = run_mmq("inspect", tmp_path / "absent")
+    assert code == 4
+    (error,) = [e for e in events if e["event"] == "error"]
+    assert err.splitlines()[-1].startswith(f"::error title={error['id']}::")
 
 
 def test_level_kernels_renders(tmp_path):

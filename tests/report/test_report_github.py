@@ -7,8 +7,16 @@ import re
 import pytest
 from report_samples import HOSTILE, finding, hostile_reports, release_reports, verify_report
 
+from mmq.errors import BadInputError
 from mmq.report import github
-from mmq.report.github import append_summary, summary_path, summary_text, workflow_commands
+from mmq.report.github import (
+    append_outputs,
+    append_summary,
+    error_command,
+    summary_path,
+    summary_text,
+    workflow_commands,
+)
 from mmq.report.load import Reports, reports_of
 
 COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\n]*)::([^\n]*)")
@@ -72,3 +80,20 @@ def test_the_summary_stays_below_githubs_limit(tmp_path):
 def test_where_the_summary_goes():
     assert summary_path({}) is None and summary_path({"GITHUB_STEP_SUMMARY": ""}) is None
     assert str(summary_path({"GITHUB_STEP_SUMMARY": "/x/y"})) == "/x/y"
+
+
+def test_an_output_cannot_begin_another(tmp_path):
+    path = tmp_path / "output"
+    path.write_text("before=1\n")
+    append_outputs(path, {"verdict": "fail", "source": "a\nverdict=pass", "url": "x=ä"})
+    assert path.read_text("utf-8").splitlines() == [
+        "before=1", "verdict=fail", "source=a\\x0averdict=pass", "url=x=ä"
+    ]  # fmt: skip
+
+
+def test_an_error_is_annotated_with_its_hint():
+    error = BadInputError("shard-missing", f"gone{HOSTILE}", where="a,b", hint="hf download")
+    line = error_command(error)
+    assert COMMAND.fullmatch(line), line
+    assert line.startswith("::error title=shard-missing::gone")
+    assert line.endswith("; where: a,b; hint: hf download")

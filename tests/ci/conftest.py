@@ -1,0 +1,40 @@
+"""The bundled small model on a loopback Hub, and the action with mmq on its PATH."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from actions_runner import Runner
+from loopback_hub.hub_server import LoopbackHub
+
+from mmq.demo.bundled import bundled_model
+
+ROOT = Path(__file__).parents[2]
+SOURCE, REPO = "acme/small-m3", "acme/small-m3-nvfp4"
+
+
+@pytest.fixture
+def hub():
+    with LoopbackHub() as server:
+        server.add_folder(SOURCE, bundled_model())
+        yield server
+
+
+@pytest.fixture
+def environment(hub, tmp_path):
+    """Variables of a CI job that has mmq on its PATH and this Hub; no home of anybody's."""
+    own = str(Path(sys.executable).parent)
+    variables = {
+        "PATH": os.pathsep.join([own, os.environ["PATH"]]),
+        "HOME": str(tmp_path / "home"), "HF_HOME": str(tmp_path / "hf"), "PAUSE": "0",
+    }  # fmt: skip
+    # the action gets its token as an input
+    return variables | {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
+
+
+@pytest.fixture
+def runner(tmp_path, environment):
+    return Runner(ROOT, tmp_path / "runner", environment)
