@@ -20,6 +20,7 @@ class LineChart:
 
     Attributes:
         logarithmic: whether y is; points at or below zero are left out then.
+        from_zero: whether y begins there, so that noise looks as small as it is.
         marks: (label, x) of vertical lines, such as percentiles.
         says: what the picture tells, for those who do not see it.
     """
@@ -30,6 +31,7 @@ class LineChart:
     lines: Sequence[Line]
     says: str
     logarithmic: bool = False
+    from_zero: bool = False
     marks: Sequence[tuple[str, float]] = ()
 
 

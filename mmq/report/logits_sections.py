@@ -124,7 +124,7 @@ def _position_charts(bins: Sequence[PositionBin]) -> list[Chart]:
     return [
         LineChart(
             "KLD by position in the window", "position", "mean KLD, nats", [kld],
-            "Mean KLD of the tokens at each range of positions.",
+            "Mean KLD of the tokens at each range of positions.", from_zero=True,
         ),
         LineChart(
             "Top-1 agreement by position in the window", "position", "top-1, %", [top1],

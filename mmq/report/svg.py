@@ -99,8 +99,11 @@ def _line_chart(chart: LineChart) -> tuple[int, str]:
     if not points:
         return 60, _text(WIDTH / 2, 30, "no figures", "middle")
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    axes = _Axes((min(xs), max(xs)), (min(ys), max(ys)), chart.logarithmic)
-    body = axes.frame(chart.x_title, chart.y_title, ticks(min(xs), max(xs), 8))
+    bottom = min(0.0, *ys) if chart.from_zero else min(ys)
+    axes = _Axes((min(xs), max(xs)), (bottom, max(ys)), chart.logarithmic)
+    # layers, positions, percent: there is nothing between whole numbers
+    whole = [x for x in ticks(min(xs), max(xs), 8) if x == round(x)]
+    body = axes.frame(chart.x_title, chart.y_title, whole)
     for label, x in chart.marks:
         if min(xs) <= x <= max(xs):
             at = axes.x(x)
