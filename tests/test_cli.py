@@ -311,12 +311,13 @@ def verify_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_verify_hands_over_every_option(
     verify_calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from mmq.convert.downloads import DownloadSettings
     from mmq.verify.logits.settings import LogitsSettings
 
     monkeypatch.setenv("HOME", str(tmp_path))
     main(["verify", "pass"])
     options = ["--against", "~/src", "--level", "weights", "--strict", "-o", "~/report.json"]
-    main(["verify", "pass", *options])
+    main(["verify", "pass", *options, "--download-dir", "~/shards", "--keep-downloads"])
     src, report = tmp_path / "src", tmp_path / "report.json"
     logits = "--level logits --text ~/a.txt --text b.txt --windows 3 --context 99 --layers 2"
     logits += " --kv nvfp4 --index-k fp8 --no-replay --dtype bfloat16 --gates ~/g --work-dir w"
@@ -326,11 +327,12 @@ def test_verify_hands_over_every_option(
         (tmp_path / "a.txt", Path("b.txt")), None, 99, 3, 2, "nvfp4", "fp8", False, "bfloat16",
         "cpu", tmp_path / "g", Path("w"),
     )  # fmt: skip
-    same = {"strict": False, "report_path": None, "download_dir": None}
+    same = {"strict": False, "report_path": None, "downloads": DownloadSettings()}
+    kept = DownloadSettings(tmp_path / "shards", keep=True)
     assert verify_calls == [
         (("pass", None, None), {**same, "logits": plain}),
         (("pass", str(src), "weights"),
-         {**same, "strict": True, "report_path": report, "logits": plain}),
+         {**same, "strict": True, "report_path": report, "downloads": kept, "logits": plain}),
         (("pass", "src", "logits"), {**same, "logits": asked}),
     ]  # fmt: skip
 

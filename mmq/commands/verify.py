@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mmq.commands.completing import complete_file, complete_folder, complete_source
 from mmq.commands.github_step import tell_outputs, tell_summary
+from mmq.commands.output_files import output_file
 from mmq.commands.paths import expanded, optional_path
 from mmq.commands.token_options import token_options
 from mmq.errors import UsageError, VerdictError
@@ -15,6 +17,9 @@ from mmq.invocation import Run, global_options
 
 #: What `--require` takes: a target of the kernels, or any GPU.
 REQUIREMENTS = ("sm_100", "sm_103", "sm_107", "sm_120", "gfx950", "native")
+#: Parameters that level logits alone reads.
+_LOGITS_OPTIONS = ("texts", "tokens", "context", "windows", "layers", "kv", "index_k", "replay",
+                   "dtype", "work_dir")  # fmt: skip
 _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
 
 
@@ -75,8 +80,13 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
 )  # fmt: skip
 @click.option(
     "--download-dir", metavar="DIR", shell_complete=complete_folder,
-    help="Where Hub repositories go when weights have to be read; they stay.",
+    help="Where a Hub SRC's shards lie while they are needed, and whole copies, which stay: of a"
+    " Hub OUT, and of SRC for level logits.  [default: .mmq-verify beside the report; none for"
+    " copies]",
 )  # fmt: skip
+@click.option(
+    "--keep-downloads", is_flag=True, help="Leave all of them in --download-dir, as a checkpoint."
+)
 @click.option(
     "-o", "--output", "report_path", metavar="FILE", shell_complete=complete_file,
     help="Where the report goes.  [default: mmq-verify.json in OUT; level kernels: nowhere]",
@@ -97,20 +107,24 @@ def verify(
     kernels     the Triton kernels against their references on this machine; OUT is optional
     """
     _check_combination(out, against, level, device, require)
+    _refuse_idle_options(level)
     unmet = None
     if level == "kernels":
         report, unmet = _kernels(run, out, device, require, report_path)
     else:
         logits["device"] = device or "cpu"
-        report = _levels(run, out or "", against, level, strict, report_path, logits)
+        report, unmet = _levels(run, out or "", against, level, strict, report_path, logits)
     from mmq.report.verdict import verify_lines
 
     data = report.model_dump()
     run.console.result("\n".join(verify_lines(data)), {"command": "verify", **data})
     tell_summary(report, run.console)
-    tell_outputs(run.console, verdict=report.verdict)
-    if unmet is not None and report.verdict != "fail":
+    if unmet is None:
+        tell_outputs(run.console, verdict=report.verdict)
+    elif report.verdict != "fail":
         raise unmet
+    else:
+        run.console.warn(unmet.message)
     fine = {"pass"} | (set() if strict else {"warn"})
     fine |= {"inconclusive"} if allow_inconclusive else set()
     return 0 if report.verdict in fine else VerdictError.exit_code
@@ -144,6 +158,26 @@ def _check_combination(
         raise click.UsageError("Missing argument 'OUT'.", click.get_current_context())
 
 
+def _refuse_idle_options(level: str | None) -> None:
+    """Options of level logits that were typed without it would decide nothing.
+
+    Raises:
+        UsageError: there is one: a release must not pass for perplexity that nobody measured.
+    """
+    context = click.get_current_context()
+    typed = " and ".join(
+        option.opts[0]
+        for option in context.command.params
+        if option.name in _LOGITS_OPTIONS
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    )
+    if typed and level != "logits":
+        raise UsageError(
+            "option-conflict", f"{typed} would change nothing without --level logits",
+            hint=f"add --level logits, or leave out {typed}",
+        )  # fmt: skip
+
+
 def _kernels(
     run: Run, out: str | None, device: str | None, require: str | None, report_path: str | None
 ) -> tuple[Any, Any]:
@@ -151,7 +185,7 @@ def _kernels(
     from mmq.verify.kernels.level import verify_kernels
 
     return verify_kernels(
-        expanded(out), device=device, require=require, report_path=optional_path(report_path),
+        expanded(out), device=device, require=require, report_path=output_file(report_path),
         console=run.console,
     )  # fmt: skip
 
@@ -159,15 +193,22 @@ def _kernels(
 def _levels(
     run: Run, out: str, against: str | None, level: str | None, strict: bool,
     report_path: str | None, logits: dict[str, Any],
-) -> Any:  # fmt: skip
-    """The other levels."""
+) -> tuple[Any, Any]:  # fmt: skip
+    """The other levels: their report, and why it was not written."""
+    from mmq.convert.downloads import DownloadSettings
+    from mmq.verify.report_file import ReportNotWrittenError
     from mmq.verify.run import verify as run_verify
 
-    return run_verify(
-        expanded(out), expanded(against), level, strict=strict,
-        report_path=optional_path(report_path), console=run.console,
-        download_dir=optional_path(logits.pop("download_dir")), logits=_settings(logits),
-    )  # fmt: skip
+    folder, keep = logits.pop("download_dir"), logits.pop("keep_downloads")
+    try:
+        report = run_verify(
+            expanded(out), expanded(against), level, strict=strict,
+            report_path=output_file(report_path), console=run.console,
+            downloads=DownloadSettings.of(expanded(folder), keep), logits=_settings(logits),
+        )  # fmt: skip
+    except ReportNotWrittenError as error:
+        return error.report, error
+    return report, None
 
 
 def _settings(words: dict[str, Any]) -> Any:

@@ -1,13 +1,14 @@
-"""Which source shards a conversion has to bring from the Hub, in which order, and how many at once.
+"""Which source shards a run has to bring from the Hub, in which order, and how many at once.
 
     units          1     2     3     4          need = shards whose tensors a unit reads
     shard a        ■     ■                      held from its first unit to its last
     shard b              ■     ■
     peak held: a + b while unit 2 runs; one unit more is fetched ahead where the disk allows
 
-An order of the units with a small peak is looked for: always the unit that needs the fewest bytes
-more, the first of those; the natural order stays if that is no better. Bytes of the output do not
-depend on it.
+A unit is whatever reads shards through its tasks: an output shard to be written (`convert`), or one
+to be held against the source (`verify`). An order of the units with a small peak is looked for:
+always the unit that needs the fewest bytes more, the first of those; the natural order stays if
+that is no better. Neither bytes of the output nor a verdict depend on it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from mmq.convert.checkpoint import INDEX_NAME, Checkpoint
 from mmq.convert.hub_source import is_here
-from mmq.convert.plan import ConversionPlan
 from mmq.convert.safetensors_header import TensorInfo
 from mmq.convert.side_files import SideFile
 from mmq.convert.work import (
@@ -33,12 +33,26 @@ from mmq.convert.work import (
     QuantizeNvfp4,
     Task,
     WeightSource,
-    WorkUnit,
 )
 from mmq.hub.download import PARTIAL
 from mmq.hub.snapshot import Snapshot
 
 Needs = Mapping[int, frozenset[Path]]
+
+
+class Unit(Protocol):
+    """Work that can run once the shards its tasks read are here."""
+
+    @property
+    def index(self) -> int:
+        """Its number among the units of a run."""
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Whatever reads the source."""
+
+
+U = TypeVar("U", bound=Unit)
 
 
 class RemoteShard(NamedTuple):
@@ -50,7 +64,7 @@ class RemoteShard(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DownloadPlan:
+class DownloadPlan(Generic[U]):
     """What a run downloads.
 
     Attributes:
@@ -58,14 +72,16 @@ class DownloadPlan:
         paths: origin → shard → path, for readers; local shards included.
         units: in the order in which they are to run.
         needs: unit number → downloads it reads.
-        sides: files beside the weights that come from the Hub too, by path.
+        extra: files that no unit reads and that come all the same, by path: the side files.
+        sides: the side files, where they will be.
     """
 
     remote: Mapping[Path, RemoteShard]
     paths: dict[str, dict[str, Path]]
-    units: tuple[WorkUnit, ...]
+    units: tuple[U, ...]
     needs: Needs
-    sides: Mapping[Path, RemoteShard]
+    extra: Mapping[Path, RemoteShard]
+    sides: tuple[SideFile, ...]
 
     @property
     def used(self) -> set[Path]:
@@ -75,11 +91,11 @@ class DownloadPlan:
     @property
     def nbytes(self) -> int:
         """All that is brought, if nothing is there yet."""
-        return sum(self.remote[p].nbytes for p in self.used) + self.side_bytes
+        return sum(self.remote[p].nbytes for p in self.used) + self.extra_bytes
 
     @property
-    def side_bytes(self) -> int:
-        return sum(side.nbytes for side in self.sides.values())
+    def extra_bytes(self) -> int:
+        return sum(file.nbytes for file in self.extra.values())
 
     def peak(self, ahead: int, present: Iterable[Path] = ()) -> int:
         """Most bytes of shards held at a time while `ahead` units run or wait with what they need.
@@ -92,24 +108,28 @@ class DownloadPlan:
 
 
 def plan_downloads(
-    plan: ConversionPlan, units: Sequence[WorkUnit], sides: Sequence[SideFile], folder: Path
-) -> DownloadPlan:
-    """What these units of a plan need that is not here.
+    checkpoints: Mapping[str, Checkpoint], units: Sequence[U], sides: Sequence[SideFile],
+    folder: Path, *, keep: bool = False,
+) -> DownloadPlan[U]:  # fmt: skip
+    """What these units need that is not here.
 
     Args:
-        units: those that are not done.
+        checkpoints: what tasks read, by origin; the source among them.
+        units: those that are not done, in their natural order.
+        sides: files beside the source's weights.
         folder: downloads will lie below it, each commit by itself.
+        keep: all of the source is to be there in the end, what no unit reads included.
     """
     remote: dict[Path, RemoteShard] = {}
     paths: dict[str, dict[str, Path]] = {}
-    for origin, checkpoint in {SOURCE: plan.source, **plan.others}.items():
+    for origin, checkpoint in checkpoints.items():
         paths[origin] = {}
         for name, shard in checkpoint.shards.items():
             paths[origin][name] = shard.path
             if checkpoint.hub is not None and not is_here(shard):
                 snapshot = checkpoint.hub.snapshot
                 path = paths[origin][name] = folder / snapshot.slug / name
-                if not is_kept(path.parent, path, shard.file_bytes):
+                if not is_kept(folder / snapshot.slug, path, shard.file_bytes):
                     remote[path] = RemoteShard(snapshot, name, shard.file_bytes)
     needs = {
         unit.index: frozenset(
@@ -121,17 +141,30 @@ def plan_downloads(
     }  # fmt: skip
     sizes = {path: shard.nbytes for path, shard in remote.items()}
     ordered = order_units(units, needs, sizes)
-    return DownloadPlan(remote, paths, ordered, needs, _sides(plan.source, sides, folder))
+    extra, placed = _sides(checkpoints[SOURCE], sides, folder)
+    if keep:
+        unread = {*paths[SOURCE].values()}.difference(*needs.values())
+        extra |= {path: shard for path, shard in remote.items() if path in unread}
+    return DownloadPlan(remote, paths, ordered, needs, extra, placed)
 
 
-def _sides(source: Checkpoint, sides: Sequence[SideFile], folder: Path) -> dict[Path, RemoteShard]:
+def _sides(
+    source: Checkpoint, sides: Sequence[SideFile], folder: Path
+) -> tuple[dict[Path, RemoteShard], tuple[SideFile, ...]]:
+    """(side files to bring, all of them where they will be)."""
     if source.hub is None:
-        return {}
+        return {}, tuple(sides)
     snapshot = source.hub.snapshot
-    return {
-        folder / snapshot.slug / side.name: RemoteShard(snapshot, side.name, side.nbytes)
-        for side in sides if not side.path.is_file()
-    }  # fmt: skip
+    commit = folder / snapshot.slug
+    lacking: dict[Path, RemoteShard] = {}
+    placed = []
+    for side in sides:
+        if not side.path.is_file():
+            side = side._replace(path=commit / side.name)
+            if not is_kept(commit, side.path, side.nbytes):
+                lacking[side.path] = RemoteShard(snapshot, side.name, side.nbytes)
+        placed.append(side)
+    return lacking, tuple(placed)
 
 
 def is_kept(commit: Path, path: Path | None = None, nbytes: int = 0) -> bool:
@@ -167,9 +200,7 @@ def _weight(weight: WeightSource) -> Iterator[tuple[str, TensorInfo]]:
         yield weight.origin, tensor
 
 
-def order_units(
-    units: Sequence[WorkUnit], needs: Needs, sizes: Mapping[Path, int]
-) -> tuple[WorkUnit, ...]:
+def order_units(units: Sequence[U], needs: Needs, sizes: Mapping[Path, int]) -> tuple[U, ...]:
     """The natural order, or one that holds fewer bytes at a time."""
     natural = tuple(units)
     if not sizes:
@@ -178,9 +209,7 @@ def order_units(
     return min((natural, greedy), key=lambda order: peak_bytes(order, needs, sizes, 1))
 
 
-def _fewest_first(
-    units: Sequence[WorkUnit], needs: Needs, sizes: Mapping[Path, int]
-) -> Iterator[WorkUnit]:
+def _fewest_first(units: Sequence[U], needs: Needs, sizes: Mapping[Path, int]) -> Iterator[U]:
     """Always the unit that needs the fewest bytes more."""
     by_index = {unit.index: unit for unit in units}
     wanted: dict[Path, list[int]] = {}
@@ -205,7 +234,7 @@ def _fewest_first(
 
 
 def peak_bytes(
-    units: Sequence[WorkUnit], needs: Needs, sizes: Mapping[Path, int], ahead: int,
+    units: Sequence[Unit], needs: Needs, sizes: Mapping[Path, int], ahead: int,
     present: frozenset[Path] = frozenset(),
 ) -> int:  # fmt: skip
     """See `DownloadPlan.peak`: each shard is held from `ahead` − 1 units before its first to its

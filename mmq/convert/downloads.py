@@ -1,35 +1,38 @@
-"""The Hub's side of a run of `convert`: where downloads go, whether they fit, what is left of them.
+"""The Hub's side of a run: where downloads go, whether they fit, what is left of them.
 
-OUT/.mmq/source/ORG--NAME/COMMIT/    by default; goes with the journal
+OUT/.mmq/source/ORG--NAME/COMMIT/    by default, for `convert`; goes with the journal
 DIR/ORG--NAME/COMMIT/                --download-dir DIR; --keep-downloads leaves a whole
                                      checkpoint there, which is a SRC like any other
 OUT/.mmq/hub.json                    commits of this run, for the one that resumes it
+
+`convert` and level weights of `verify` (mmq/verify/hub.py) share all of it but the default folder.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, NamedTuple
 
 from mmq.console import Console
-from mmq.convert.checkpoint import read_json_object
-from mmq.convert.download_plan import DownloadPlan, is_kept, plan_downloads, present_files
+from mmq.convert.checkpoint import Checkpoint, read_json_object
+from mmq.convert.download_plan import DownloadPlan, U, plan_downloads, present_files
 from mmq.convert.journal import FOLDER
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import SideFile
 from mmq.convert.source_files import (
     FolderLock,
     SourceFiles,
-    fetch_side_files,
+    fetch_extra,
     free_bytes,
     nearest,
     remove_others,
 )
-from mmq.convert.work import WorkUnit
+from mmq.convert.work import SOURCE, WorkUnit
 from mmq.convert.writer import json_bytes, write_file
 from mmq.errors import BadInputError, MachineError, UsageError
 from mmq.hub.stand_in import JSON_NAMES
@@ -89,8 +92,23 @@ def ahead(jobs: int) -> int:
     return jobs + 1
 
 
-class Downloads:
+class Output(NamedTuple):
+    """What a run writes besides downloads."""
+
+    folder: Path
+    nbytes: int
+
+
+class Downloads(Generic[U]):
     """What a run needs from the Hub; a context manager around its units.
+
+    Args:
+        checkpoints: what the units' tasks read, by origin; the source among them.
+        units: what is to run, in its natural order.
+        sides: the side files that are wanted.
+        default: where downloads lie unless the settings say; a folder for nothing else.
+        ahead: units whose shards may be here at a time.
+        output: what the units write, which needs room too; None: nothing.
 
     Attributes:
         units: what is to run, in order.
@@ -100,23 +118,28 @@ class Downloads:
     """
 
     def __init__(
-        self, plan: ConversionPlan, pending: Sequence[WorkUnit], sides: Sequence[SideFile],
-        out: Path, settings: DownloadSettings, jobs: int, console: Console,
+        self, checkpoints: Mapping[str, Checkpoint], units: Sequence[U], sides: Sequence[SideFile],
+        settings: DownloadSettings, default: Path, console: Console, *, ahead: int,
+        output: Output | None = None,
     ) -> None:  # fmt: skip
         self._console = console
-        self._folder = settings.folder or default_folder(out)
+        self._folder = settings.folder or default
         self._own = settings.folder is None
         self._keep = settings.keep
-        self._source = plan.source
-        self._plan = plan_downloads(plan, pending, sides, self._folder)
+        self._source = checkpoints[SOURCE]
+        self._plan = plan_downloads(checkpoints, units, sides, self._folder, keep=settings.keep)
+        self._ahead = ahead
+        self._output = output or Output(self._folder, 0)
         self._lock: FolderLock | None = None
         self._files: SourceFiles | None = None
         self.units = list(self._plan.units)
         self.paths = self._plan.paths
-        fetched = {remote.name: path for path, remote in self._plan.sides.items()}
-        self.sides = [side._replace(path=fetched.get(side.name, side.path)) for side in sides]
-        written = sum(u.file_bytes for u in pending) + sum(s.nbytes for s in sides)
-        self._budget = self._afford(out, written, jobs)
+        self.sides = list(self._plan.sides)
+
+    @property
+    def nbytes(self) -> int:
+        """All that is brought, if nothing of it is there yet."""
+        return self._plan.nbytes
 
     @property
     def gate(self) -> SourceFiles | None:
@@ -126,27 +149,32 @@ class Downloads:
         """For the label of a progress line."""
         return self._files.status() if self._files is not None else ""
 
-    def __enter__(self) -> Downloads:
-        """Bring the side files, and begin with the shards."""
+    def __enter__(self) -> Downloads[U]:
+        """Bring the side files, and begin with the shards.
+
+        Raises:
+            MachineError: no room.  RefusedError: another run works in that folder.
+        """
         plan, console = self._plan, self._console
-        if not (plan.used or plan.sides):
+        if not (plan.used or plan.extra):
+            self._afford()
             return self
-        if self._own:
-            remove_others(self._folder, {*plan.used, *plan.sides})
-        else:
-            self._lock = FolderLock(self._folder)
-        console.note(
-            f"downloading {short_bytes(plan.nbytes)} in {len(plan.used) + len(plan.sides)} files,"
-            f" at most {short_bytes(min(plan.nbytes, self._budget + plan.side_bytes))} of it here"
-            " at a time"
-        )
+        self._lock = FolderLock(self._folder)
         try:
-            with console.progress(plan.side_bytes, "fetching side files") as progress:
-                fetch_side_files(plan, lambda n: progress.advance(n))
+            if self._own:
+                remove_others(self._folder, {*plan.used, *plan.extra, self._lock.path})
+            budget = self._afford()
+            console.note(
+                f"downloading {short_bytes(plan.nbytes)} in {len(plan.used) + len(plan.extra)}"
+                f" files, at most {short_bytes(min(plan.nbytes, budget + plan.extra_bytes))} of it"
+                " here at a time"
+            )
+            with console.progress(plan.extra_bytes, "fetching side files") as progress:
+                fetch_extra(plan, lambda n: progress.advance(n))
         except BaseException:
             self._unlock()
             raise
-        self._files = SourceFiles(plan, self._budget, keep=self._keep)
+        self._files = SourceFiles(plan, budget, keep=self._keep)
         self._files.start()
         return self
 
@@ -159,10 +187,10 @@ class Downloads:
         self._unlock()
 
     def finish(self) -> None:
-        """The output is whole: what was kept becomes a checkpoint, the rest goes."""
+        """The run has what it came for: what was kept becomes a checkpoint, the rest goes."""
         hub = self._source.hub
-        if not self._keep and not (hub and is_kept(self._folder / hub.snapshot.slug)):
-            for path in self._plan.sides:
+        if not self._keep:
+            for path in self._plan.extra:
                 path.unlink(missing_ok=True)
         if self._keep and hub is not None and hub.snapshot.files:
             for name in JSON_NAMES:
@@ -170,37 +198,65 @@ class Downloads:
                     target = self._folder / hub.snapshot.slug / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(hub.folder / name, target)
-        if not self._keep and not self._own:
+        if not self._keep:
             remove_empty(self._plan, self._folder)
 
     def _unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+            if self._own:
+                for folder in (self._folder, self._folder.parent):
+                    with suppress(OSError):  # it holds something
+                        folder.rmdir()
 
-    def _afford(self, out: Path, written: int, jobs: int) -> int:
+    def _afford(self) -> int:
         """Bytes of shards to hold at a time: to be one unit ahead, or what there is room for.
 
         Raises:
             MachineError: not even one unit at a time fits.
         """
-        plan = self._plan
-        present = present_files({*plan.used, *plan.sides})
+        plan, (out, written) = self._plan, self._output
+        if not (written or plan.used or plan.extra):
+            return 0
+        present = present_files({*plan.used, *plan.extra})
         shards = present & plan.used
         here = sum(size_on_disk(path) for path in present)
         if self._keep:
             least = most = sum(plan.remote[p].nbytes for p in plan.used)
         else:
-            least, most = (plan.peak(n, shards) for n in (1, ahead(jobs)))
+            least, most = (plan.peak(n, shards) for n in (1, self._ahead))
+        lacking = max(least + plan.extra_bytes - here, 0)
         one_disk = nearest(self._folder).stat().st_dev == nearest(out).stat().st_dev
-        free = free_bytes(self._folder) + here - plan.side_bytes
+        free = free_bytes(self._folder) + here - plan.extra_bytes - SPARE_BYTES
         if one_disk or not plan.used:
-            free -= written + SPARE_BYTES
-            check_space(out, written + max(least + plan.side_bytes - here, 0))
+            free -= written
+            check_space(out, written + lacking, "the output" if written else "downloads")
         else:
             check_space(out, written)
-            check_space(self._folder, max(least + plan.side_bytes - here, 0), "downloads")
+            check_space(self._folder, lacking, "downloads")
         return max(least, min(most, free))
+
+
+def conversion_downloads(
+    plan: ConversionPlan, pending: Sequence[WorkUnit], sides: Sequence[SideFile], out: Path,
+    settings: DownloadSettings, jobs: int, console: Console,
+) -> Downloads[WorkUnit]:  # fmt: skip
+    """Those of a conversion.
+
+    Args:
+        pending: units that are not done.
+    """
+    written = sum(u.file_bytes for u in pending) + sum(s.nbytes for s in sides)
+    return Downloads(
+        checkpoints_of(plan), pending, sides, settings, default_folder(out), console,
+        ahead=ahead(jobs), output=Output(out, written),
+    )  # fmt: skip
+
+
+def checkpoints_of(plan: ConversionPlan) -> dict[str, Checkpoint]:
+    """What a plan's tasks read, by origin."""
+    return {SOURCE: plan.source, **plan.others}
 
 
 def size_on_disk(path: Path) -> int:
@@ -219,22 +275,25 @@ def download_summary(
     jobs: int,
 ) -> dict[str, Any] | None:
     """What `--dry-run` says of downloads; None when the source is here."""
-    downloads = plan_downloads(plan, plan.units, sides, settings.folder or default_folder(out))
-    if not (downloads.used or downloads.sides):
+    downloads = plan_downloads(
+        checkpoints_of(plan), plan.units, sides, settings.folder or default_folder(out),
+        keep=settings.keep,
+    )  # fmt: skip
+    if not (downloads.used or downloads.extra):
         return None
     units = ahead(min(jobs, len(plan.units)))
     total = sum(downloads.remote[path].nbytes for path in downloads.used)
     return {
-        "files": len(downloads.used) + len(downloads.sides),
+        "files": len(downloads.used) + len(downloads.extra),
         "bytes": downloads.nbytes,
-        "held_bytes": downloads.side_bytes + (total if settings.keep else downloads.peak(units)),
-        "least_bytes": downloads.side_bytes + (total if settings.keep else downloads.peak(1)),
+        "held_bytes": downloads.extra_bytes + (total if settings.keep else downloads.peak(units)),
+        "least_bytes": downloads.extra_bytes + (total if settings.keep else downloads.peak(1)),
     }
 
 
-def remove_empty(plan: DownloadPlan, folder: Path) -> None:
+def remove_empty(plan: DownloadPlan[Any], folder: Path) -> None:
     """Folders of the commits, once nothing lies in them."""
-    commits = {folder / r.snapshot.slug for r in (*plan.remote.values(), *plan.sides.values())}
+    commits = {folder / r.snapshot.slug for r in (*plan.remote.values(), *plan.extra.values())}
     for commit in commits:
         below = sorted((p for p in commit.rglob("*") if p.is_dir()), reverse=True)
         for path in (*below, commit, commit.parent):

@@ -26,7 +26,7 @@ from mmq.convert.options import INPUT_SCALES, KV_SCALES
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.work import Task
 from mmq.convert.writer import write_file
-from mmq.errors import BadInputError, RefusedError
+from mmq.errors import BadInputError, IncompleteError, RefusedError
 from mmq.quantize.version import NUMERICS_VERSION
 
 FOLDER = ".mmq"
@@ -222,3 +222,16 @@ class Journal:
 def _json(value: Mapping[str, Any]) -> bytes:
     # bytes of a path that are no text are escaped
     return (json.dumps(value, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def refuse_unfinished(out: Path) -> None:
+    """Stop where a conversion into OUT has begun and not ended.
+
+    Raises:
+        IncompleteError: it has.
+    """
+    if (out / FOLDER).exists():
+        raise IncompleteError(
+            "output-unfinished", f"the conversion into {out} has not finished",
+            where=str(out / FOLDER), hint="repeat the mmq convert command that made it",
+        )  # fmt: skip

@@ -16,7 +16,13 @@ from mmq.console import Console
 from mmq.convert.checkpoint import Checkpoint, open_checkpoint
 from mmq.convert.configs import build_configs
 from mmq.convert.device import Place, find_place
-from mmq.convert.downloads import Downloads, DownloadSettings, read_pins, write_pins
+from mmq.convert.downloads import (
+    Downloads,
+    DownloadSettings,
+    conversion_downloads,
+    read_pins,
+    write_pins,
+)
 from mmq.convert.executor import UnitContext, run_units
 from mmq.convert.finalize import (
     TABLE_NAME,
@@ -34,8 +40,9 @@ from mmq.convert.plan import ConversionPlan, build_plan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile, list_side_files
 from mmq.convert.tasks import TensorRow
+from mmq.convert.work import WorkUnit
 from mmq.convert.writer import file_sha256, json_bytes, write_file
-from mmq.errors import BadInputError, VerdictError
+from mmq.errors import BadInputError, MachineError, VerdictError
 from mmq.hub.snapshot import pinned
 from mmq.report.findings import Finding
 
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
     from mmq.report.schema import ConvertReport
 
 REPORT_NAME = "mmq-convert.json"
+VERIFY_REPORT_NAME = "mmq-verify.json"
 
 
 @dataclass(frozen=True)
@@ -87,9 +95,15 @@ def convert(
         journal.remove()
         console.note(f"{out} is finished already: same source, same options, every file there")
         return None
+    # what somebody's look at the unfinished folder found says nothing of the finished one
+    (out / VERIFY_REPORT_NAME).unlink(missing_ok=True)
     try:
         write_pins(out, pins)
         return _run(plan, out, side_files, findings, journal, settings, place, console)
+    except MachineError as error:
+        if error.id == "disk-space" and state == "fresh":
+            journal.remove()  # nothing was begun that another command would have to discard
+        raise
     finally:
         journal.unlock()
 
@@ -118,7 +132,7 @@ def _run(
     if done:
         console.note(f"resuming: {len(done)} of {len(plan.units)} shards are done")
     hashes = _source_hashes(plan.source, console) if settings.hash_source else {}
-    with Downloads(
+    with conversion_downloads(
         plan, pending, side_files, out, settings.downloads, settings.jobs, console
     ) as downloads:
         spent = _run_units(plan, out, downloads, journal, done, settings, place, memory, console)
@@ -144,7 +158,7 @@ def _run(
 
 
 def _run_units(
-    plan: ConversionPlan, out: Path, downloads: Downloads, journal: Journal,
+    plan: ConversionPlan, out: Path, downloads: Downloads[WorkUnit], journal: Journal,
     done: dict[int, ShardRecord], settings: RunSettings, place: Place, memory: MemorySampler,
     console: Console,
 ) -> Counter[str]:  # fmt: skip

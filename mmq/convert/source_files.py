@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from mmq.convert.download_plan import DownloadPlan, present_files
-from mmq.convert.work import WorkUnit
-from mmq.errors import RefusedError
+from mmq.convert.download_plan import DownloadPlan, Unit, present_files
+from mmq.errors import MachineError, RefusedError
 from mmq.hub.download import PARTIAL, download
 from mmq.hub.retries import Stopped
 from mmq.report.hub_lines import short_bytes
@@ -37,7 +37,7 @@ class SourceFiles:
         keep: delete nothing.
     """
 
-    def __init__(self, plan: DownloadPlan, budget: int, *, keep: bool = False) -> None:
+    def __init__(self, plan: DownloadPlan[Any], budget: int, *, keep: bool = False) -> None:
         self._plan, self._budget, self._keep = plan, budget, keep
         self._uses = Counter(p for unit in plan.units for p in plan.needs[unit.index])
         self._state = threading.Condition()
@@ -64,7 +64,7 @@ class SourceFiles:
         if self._thread is not None:
             self._thread.join(5)
 
-    def ready(self, unit: WorkUnit) -> bool:
+    def ready(self, unit: Unit) -> bool:
         """Whether everything a unit reads is here.
 
         Raises:
@@ -75,7 +75,7 @@ class SourceFiles:
                 raise self._error
             return self._plan.needs[unit.index] <= self._here
 
-    def wait(self, unit: WorkUnit, tick: Callable[[], None]) -> None:
+    def wait(self, unit: Unit, tick: Callable[[], None]) -> None:
         """Return when a unit can run; `tick` is called meanwhile."""
         while not self.ready(unit):
             tick()
@@ -83,7 +83,7 @@ class SourceFiles:
                 if self._error is None and not self._plan.needs[unit.index] <= self._here:
                     self._state.wait(_TICK)
 
-    def release(self, unit: WorkUnit) -> None:
+    def release(self, unit: Unit) -> None:
         """A unit is recorded as done: what nobody else needs may go."""
         with self._state:
             for path in self._plan.needs[unit.index]:
@@ -142,12 +142,12 @@ class SourceFiles:
             self._state.notify_all()
 
 
-def fetch_side_files(plan: DownloadPlan, advance: Callable[[int], None]) -> None:
+def fetch_extra(plan: DownloadPlan[Any], advance: Callable[[int], None]) -> None:
     """Tokenizer, templates and so on, before the weights: a run should fail early if it does."""
     stop = threading.Event()
     try:
-        for path, side in plan.sides.items():
-            download(side.snapshot, side.name, path, stop, advance)
+        for path, file in plan.extra.items():
+            download(file.snapshot, file.name, path, stop, advance)
     finally:
         stop.set()
 
@@ -166,14 +166,23 @@ def remove_others(folder: Path, wanted: Iterable[Path]) -> None:
 class FolderLock:
     """Two runs must not delete each other's downloads: one at a time below a folder.
 
+    Attributes:
+        path: the file that is locked.
+
     Raises:
-        RefusedError: another process works there.
+        RefusedError: another process works there.  MachineError: it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / ".mmq-lock"
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.path = folder / ".mmq-lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise MachineError(
+                "download-disk", f"{folder} cannot hold downloads: {error.strerror or error}",
+                where=str(folder), hint="--download-dir on another disk",
+            ) from error  # fmt: skip
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.fstat(self._fd).st_nlink:
@@ -186,7 +195,7 @@ class FolderLock:
             ) from None  # fmt: skip
 
     def close(self) -> None:
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
 

@@ -32,7 +32,7 @@ def next_line(report: Mapping[str, Any], src: str, out: str) -> str:
     source = report["source"]
     repo, commit = source.get("repo"), source.get("commit")
     if repo and src.removeprefix("hf://").partition("@")[0] == repo:
-        src = f"{repo}@{commit} --download-dir DIR"
+        src = f"{repo}@{commit}"
     return f"next     mmq verify {out} --against {src}"
 
 

@@ -14,7 +14,7 @@ from mmq.convert.modules import MXFP8_FORMAT, NVFP4_LAYOUT_OF, Module, group_mod
 from mmq.convert.options import INPUT_SCALES, KV_SCALES, ConvertOptions
 from mmq.convert.plan import ConversionPlan, build_plan
 from mmq.convert.relayout import MANIFEST_NAME
-from mmq.errors import MmqError
+from mmq.errors import IncompleteError, MmqError
 from mmq.quantize.version import NUMERICS_VERSION
 from mmq.report.findings import Finding
 from mmq.verify.kv_cache import is_kv_scale
@@ -92,6 +92,8 @@ def _plan(expectation: Expectation, options: ConvertOptions) -> list[Finding]:
     try:
         expectation.plan = build_plan(expectation.source, options)
     except MmqError as error:
+        if isinstance(error, IncompleteError) or error.id.startswith("hub-"):
+            raise  # the Hub's silence says nothing about OUT
         if error.id == "kv-scale-no-bound" and not expectation.own:
             return _plan(expectation, replace(options, kv_scales="unit"))
         return [

@@ -1,19 +1,74 @@
-"""Locations on the Hub: level structure looks at headers only, the others at a copy."""
+"""Locations on the Hub, by what a level reads of them.
+
+             OUT                     --against SRC
+structure    headers                 headers
+weights      a whole copy            each shard while a job reads it
+logits       a whole copy            a whole copy
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmq.console import Console
+from mmq.convert.downloads import Downloads, DownloadSettings, ahead, checkpoints_of
 from mmq.convert.hub_copy import local_copy
+from mmq.convert.side_files import SideFile
+from mmq.convert.source_files import nearest
+from mmq.convert.work import SOURCE
 from mmq.errors import UsageError
 from mmq.hub.location import parse_location
 from mmq.hub.snapshot import open_snapshot
 from mmq.hub.stand_in import write_stand_in
+from mmq.report.hub_lines import short_bytes
+from mmq.verify.expectation import Expectation
 from mmq.verify.subject import Subject
+
+if TYPE_CHECKING:
+    from mmq.verify.jobs import ShardJob
+
+#: Beside the report: what lies there while a run lasts.
+WORK_FOLDER = ".mmq-verify"
+
+
+@dataclass(frozen=True)
+class DownloadPlace:
+    """Where a verification's downloads lie.
+
+    Attributes:
+        beside: the folder the report goes to; None where nothing may be written beside OUT.
+    """
+
+    settings: DownloadSettings = field(default_factory=DownloadSettings)
+    beside: Path | None = None
+
+    @property
+    def default(self) -> Path:
+        """Where they lie unless --download-dir says."""
+        return (self.beside or Path()).absolute() / WORK_FOLDER / "source"
+
+    def check(self, nbytes: int) -> None:
+        """Before they come.
+
+        Raises:
+            UsageError: nothing can be written beside the report, and nobody said where else.
+        """
+        if self.settings.folder is not None:
+            return
+        if self.beside is None or not os.access(nearest(self.beside), os.W_OK):
+            what = "OUT is on the Hub" if self.beside is None else f"{self.beside} is not writable"
+            raise UsageError(
+                "hub-needs-files", f"the source's shards have to lie somewhere, and {what}",
+                got=f"{short_bytes(nbytes)} to download",
+                hint="--download-dir DIR; or -o FILE, beside which they will lie",
+            )  # fmt: skip
 
 
 def needs_report_path(out: str, level: str | None, report_path: Path | None) -> bool:
@@ -34,14 +89,47 @@ def needs_report_path(out: str, level: str | None, report_path: Path | None) -> 
 def local_locations(
     out: str, against: str | None, level: str | None, folder: Path | None, console: Console
 ) -> tuple[str, str | None]:
-    """OUT and SRC as paths where the level reads weights; unchanged where headers will do.
+    """OUT and SRC as paths where all of them is needed; unchanged where less will do.
 
     Raises:
         UsageError: files are needed, and nobody said where to put them.
     """
     if level == "structure" or against is None:
         return out, against
-    return local_copy(out, folder, console), local_copy(against, folder, console)
+    out = local_copy(out, folder, console)
+    if level == "logits":
+        instead = "; or --level weights, which needs a few shards at a time"
+        against = local_copy(against, folder, console, instead=instead)
+    return out, against
+
+
+def source_downloads(
+    subject: Subject, expectation: Expectation, jobs: Sequence[ShardJob],
+    sides: Sequence[SideFile], place: DownloadPlace, console: Console,
+) -> Downloads[ShardJob]:  # fmt: skip
+    """What jobs read of sources on the Hub, brought when they need it.
+
+    Args:
+        sides: side files of the source; those that OUT has in the same size are read.
+
+    Raises:
+        UsageError: they would have no place.
+    """
+    source, plan = expectation.source, expectation.plan
+    wanted = sides if place.settings.keep else _equal_in_size(subject, sides)
+    downloads = Downloads(
+        {SOURCE: source} if plan is None else checkpoints_of(plan), jobs, wanted, place.settings,
+        place.default, console, ahead=ahead(1),
+    )  # fmt: skip
+    if downloads.nbytes:
+        place.check(downloads.nbytes)
+    return downloads
+
+
+def _equal_in_size(subject: Subject, sides: Sequence[SideFile]) -> list[SideFile]:
+    assert subject.root is not None
+    there = ((subject.root / side.name, side) for side in sides)
+    return [s for path, s in there if path.is_file() and path.stat().st_size == s.nbytes]
 
 
 def stand_in(location: str) -> tuple[Subject, Path] | None:

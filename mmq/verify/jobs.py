@@ -43,18 +43,26 @@ class ShardJob:
     """One shard of OUT.
 
     Attributes:
+        index: its number among the shards.
         modules: modules whose block scales lie in it.
-        tasks: tasks whose results lie in it; compared byte by byte.
+        by_bytes: tasks whose results lie in it; compared byte by byte.
         by_value: tasks whose results are compared by value.
+        scalars: tasks whose results bound a foreign scale.
     """
 
+    index: int
     name: str
     path: Path
     file_bytes: int
     modules: tuple[Module, ...]
-    tasks: tuple[Task, ...]
+    by_bytes: tuple[Task, ...]
     by_value: tuple[QuantizeNvfp4, ...]
     scalars: tuple[AnalyticKScale | AnalyticVScale, ...]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All that read the source (see `download_plan.Unit`)."""
+        return (*self.by_bytes, *self.by_value, *self.scalars)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ def run_job(job: ShardJob, context: JobContext, progress: Callable[[int], None])
             result.findings += scan_module(module, scanner)
         comparer = ByteComparer(reader, context.tensors)
         tasks = TaskContext(reader, True, context.gemma_norm, comparer.emit)
-        for task in job.tasks:
+        for task in job.by_bytes:
             _by_bytes(task, comparer, tasks, context, result)
             progress(sum(o.nbytes for o in task.outputs))
         for task in job.by_value:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +11,11 @@ from pathlib import Path
 
 from mmq import __version__
 from mmq.console import Console
-from mmq.convert.writer import json_bytes, write_file
-from mmq.errors import MachineError, MmqError, UsageError
+from mmq.convert.checkpoint import INDEX_NAME
+from mmq.convert.downloads import DownloadSettings
+from mmq.convert.journal import refuse_unfinished
+from mmq.convert.source_revision import source_revision
+from mmq.errors import UsageError
 from mmq.quantize.version import NUMERICS_VERSION
 from mmq.report.findings import Finding
 from mmq.report.schema import (
@@ -28,13 +30,13 @@ from mmq.report.schema import (
 from mmq.verify.digests import hash_files
 from mmq.verify.expectation import Expectation, open_source, plan_expectation
 from mmq.verify.gates import Gate, gate_findings, judge, read_gates
-from mmq.verify.hub import local_locations, needs_report_path
+from mmq.verify.hub import DownloadPlace, local_locations, needs_report_path
 from mmq.verify.log import Level, LevelLog, Status, worst
 from mmq.verify.logits.settings import LogitsSettings
+from mmq.verify.report_file import REPORT_NAME, write_report
 from mmq.verify.structure import check_structure
 from mmq.verify.subject import Subject, open_subject
 
-REPORT_NAME = "mmq-verify.json"
 LEVELS = ("structure", "weights", "logits")
 
 
@@ -47,7 +49,7 @@ def verify(
     report_path: Path | None,
     console: Console,
     logits: LogitsSettings | None = None,
-    download_dir: Path | None = None,
+    downloads: DownloadSettings | None = None,
 ) -> VerifyReport:
     """Judge OUT; defects of OUT are findings, never exceptions.
 
@@ -57,23 +59,29 @@ def verify(
         logits: what level logits is to do.
         strict: whether the caller lets warnings fail; the verdict says "warn" either way.
         report_path: where mmq-verify.json goes; by default into OUT, if that is a writable folder.
-        download_dir: where checkpoints on the Hub go that have to be read whole.
+        downloads: where what is read of checkpoints on the Hub lies, and whether it stays.
 
     Raises:
         UsageError: the level needs a source, or the source's weights.
         BadInputError: the source is damaged.
+        IncompleteError: the conversion into OUT has not finished, or the Hub does not answer.
+        ReportNotWrittenError: the report is nowhere.
     """
     settings = logits or LogitsSettings()
     _check_level(level, against)
     if level == "logits":
         settings.check()
         _check_device(settings)
+    if not (Path(out) / INDEX_NAME).exists():
+        refuse_unfinished(Path(out))  # its hundreds of findings would all say this
     remote = needs_report_path(out, level, report_path)
-    out, against = local_locations(out, against, level, download_dir, console)
+    fetch = downloads or DownloadSettings()
+    out, against = local_locations(out, against, level, fetch.folder, console)
     expectation = open_source(against) if against is not None else None
     judged = _run_levels(
-        out, expectation, _level(level, expectation), settings, report_path, console
-    )
+        out, expectation, _level(level, expectation), settings, report_path, fetch, console,
+        writable=not remote,
+    )  # fmt: skip
     report = build_report(
         judged.subject, expectation, judged.logs, judged.results, judged.metrics, judged.files,
         judged.figures,
@@ -81,7 +89,7 @@ def verify(
     if remote and report_path is None:
         console.note(f"{REPORT_NAME} was not written: OUT is on the Hub; use -o FILE")
     else:
-        _write(report, judged.subject, report_path, console)
+        write_report(report, judged.subject.root, report_path, console)
     return report
 
 
@@ -107,9 +115,13 @@ class _Judged:
 
 def _run_levels(
     out: str, expectation: Expectation | None, level: str, settings: LogitsSettings,
-    report_path: Path | None, console: Console,
+    report_path: Path | None, downloads: DownloadSettings, console: Console, *, writable: bool,
 ) -> _Judged:  # fmt: skip
-    """Structure, and the levels above it up to `level`."""
+    """Structure, and the levels above it up to `level`.
+
+    Args:
+        writable: whether OUT is a folder that may be written into.
+    """
     log = LevelLog("structure", console)
     subject, findings = open_subject(out)
     judged = _Judged(subject, [log])
@@ -128,7 +140,9 @@ def _run_levels(
     assert expectation is not None
     gates = read_gates(settings.gates, searched=_searched(subject))
     log = judged.begin("weights", console)
-    judged.metrics, judged.files = _weights(subject, expectation, log, console)
+    beside = report_path.parent if report_path else subject.root if writable else None
+    place = DownloadPlace(downloads, beside)
+    judged.metrics, judged.files = _weights(subject, expectation, log, console, place)
     _judge_weights(judged.metrics, subject, gates, log)
     judged.end()
     if level == "logits":
@@ -179,15 +193,16 @@ def _level(level: str | None, expectation: Expectation | None) -> str:
 
 
 def _weights(
-    subject: Subject, expectation: Expectation, log: LevelLog, console: Console
-) -> tuple[dict[str, float], list[FileEntry]]:
+    subject: Subject, expectation: Expectation, log: LevelLog, console: Console,
+    place: DownloadPlace,
+) -> tuple[dict[str, float], list[FileEntry]]:  # fmt: skip
     from mmq.verify.weights import check_weights
 
     if subject.root is None or not subject.shards:
         log.add(Finding("nothing-compared", "error", "OUT has no weights that could be read",
                         where=subject.location, got="0 tensors"))  # fmt: skip
         return {}, []
-    return check_weights(subject, expectation, log, console)
+    return check_weights(subject, expectation, log, console, place)
 
 
 def _searched(subject: Subject) -> bool:
@@ -237,6 +252,7 @@ def build_report(
         location=source.location, tensors=len(source.tensors), shards=len(source.shards),
         payload_bytes=source.nbytes,
         file_bytes=sum(s.file_bytes for s in source.shards.values()) or None,
+        **source_revision(source)._asdict(),
     )  # fmt: skip
     return VerifyReport(
         versions=_versions(),
@@ -275,21 +291,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _write(report: VerifyReport, subject: Subject, path: Path | None, console: Console) -> None:
-    """The report; into OUT unless told otherwise, where that can be written."""
-    data = json_bytes(report.model_dump())
-    if path is not None:
-        write_file(path, data)
-        return
-    root = subject.root
-    if root is None or not root.is_dir():
-        return
-    try:
-        if not os.access(root, os.W_OK):
-            raise PermissionError(f"{root} is not writable")
-        write_file(root / REPORT_NAME, data)
-    except (OSError, MmqError) as error:
-        reason = error.message if isinstance(error, MachineError) else str(error)
-        console.note(f"{REPORT_NAME} was not written: {reason}; use -o FILE")

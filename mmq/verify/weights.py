@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmq.console import Console
+from mmq.convert.side_files import SideFile
 from mmq.convert.work import (
-    SOURCE,
     AnalyticKScale,
     AnalyticVScale,
     CopyTensor,
@@ -30,53 +32,83 @@ from mmq.verify.compare import OUT
 from mmq.verify.digests import check_hashes, hash_file, hash_files
 from mmq.verify.expectation import Expectation
 from mmq.verify.files import check_side_contents, manifest_files, side_files_of
+from mmq.verify.hub import DownloadPlace, source_downloads
 from mmq.verify.jobs import JobContext, JobResult, ShardJob, run_job
 from mmq.verify.log import LevelLog
 from mmq.verify.plan_match import agrees
 from mmq.verify.subject import Subject
+
+if TYPE_CHECKING:
+    from mmq.convert.downloads import Downloads
 
 _KV_VALUES = "values of foreign KV scales: calibration is the converter's choice"
 _NOT_BY_VALUE = "a foreign conversion's {what}: mmq compares these only for its own output"
 
 
 def check_weights(
-    subject: Subject, expectation: Expectation, log: LevelLog, console: Console
-) -> tuple[dict[str, float], list[FileEntry]]:
+    subject: Subject, expectation: Expectation, log: LevelLog, console: Console,
+    place: DownloadPlace | None = None,
+) -> tuple[dict[str, float], list[FileEntry]]:  # fmt: skip
     """Run the level; returns (metrics, every file with its SHA-256).
 
+    Args:
+        place: where shards of a source on the Hub lie while they are read.
+
     Raises:
-        BadInputError: the source cannot be read.
+        BadInputError: the source cannot be read.  IncompleteError: the Hub cannot be reached.
+        MachineError: no room for its shards.
     """
     for reason in expectation.skipped:
         log.skip(reason)
     jobs = _jobs(subject, expectation, log)
-    context = _context(subject, expectation)
-    results = []
-    total = sum(o.nbytes for j in jobs for t in (*j.tasks, *j.by_value) for o in t.outputs)
-    with console.progress(total, "verifying weights") as progress:
-        for job in jobs:
-            result = run_job(job, context, progress.advance)
-            log.run("tensors compared", result.compared, result.findings)
-            log.run("block scales scanned", len(job.modules))
-            results.append(result)
-    if not sum(r.compared for r in results):
-        log.add(Finding("nothing-compared", "error", "no tensor could be compared with the source",
-                        where=subject.location, got="0 tensors"))  # fmt: skip
-    _tell_adaptive(results, log)
-    files = _files(subject, expectation, results, log)
+    sides = side_files_of(expectation.source)
+    place = place or DownloadPlace(beside=subject.root)
+    with source_downloads(subject, expectation, jobs, sides, place, console) as downloads:
+        context = _context(subject, expectation, downloads.paths)
+        results = _run(jobs, downloads, context, log, console)
+        if not sum(r.compared for r in results):
+            log.add(Finding("nothing-compared", "error", "no tensor could be compared with the"
+                            " source", where=subject.location, got="0 tensors"))  # fmt: skip
+        _tell_adaptive(results, log)
+        files = _files(subject, sides, downloads.sides, results, log)
+        downloads.finish()
     return _metrics(results), files
 
 
-def _context(subject: Subject, expectation: Expectation) -> JobContext:
-    paths = {
-        SOURCE: {n: s.path for n, s in expectation.source.shards.items()},
-        OUT: subject.paths,
-    }
-    if expectation.plan is not None:
-        for origin, other in expectation.plan.others.items():
-            paths[origin] = {n: s.path for n, s in other.shards.items()}
+def _run(
+    jobs: Sequence[ShardJob], downloads: Downloads[ShardJob], context: JobContext, log: LevelLog,
+    console: Console,
+) -> list[JobResult]:  # fmt: skip
+    """Results in the order of the jobs, and told in it, whatever the order they are run in."""
+    done: dict[int, JobResult] = {}
+    total = sum(o.nbytes for j in jobs for t in (*j.by_bytes, *j.by_value) for o in t.outputs)
+    told, gate = 0, downloads.gate
+    with console.progress(total, "verifying weights") as progress:
+
+        def advance(nbytes: int) -> None:
+            progress.advance(nbytes, downloads.status())
+
+        for job in downloads.units:
+            if gate is not None:
+                gate.wait(job, lambda: advance(0))
+            done[job.index] = run_job(job, context, advance)
+            if gate is not None:
+                gate.release(job)
+            while told in done:
+                log.run("tensors compared", done[told].compared, done[told].findings)
+                log.run("block scales scanned", len(jobs[told].modules))
+                told += 1
+    return [done[job.index] for job in jobs]
+
+
+def _context(
+    subject: Subject, expectation: Expectation, paths: dict[str, dict[str, Path]]
+) -> JobContext:
     gemma = bool(expectation.source.text_config.get("use_gemma_norm", True))
-    return JobContext(paths, subject.tensors, gemma, expectation.exact, expectation.unknown_inputs)
+    return JobContext(
+        {**paths, OUT: subject.paths}, subject.tensors, gemma, expectation.exact,
+        expectation.unknown_inputs,
+    )  # fmt: skip
 
 
 def _jobs(subject: Subject, expectation: Expectation, log: LevelLog) -> list[ShardJob]:
@@ -110,10 +142,10 @@ def _jobs(subject: Subject, expectation: Expectation, log: LevelLog) -> list[Sha
             modules[module.scale.shard].append(module)
     return [
         ShardJob(
-            name, shard.path, shard.file_bytes, tuple(modules[name]), tuple(by_bytes[name]),
+            index, name, shard.path, shard.file_bytes, tuple(modules[name]), tuple(by_bytes[name]),
             tuple(by_value[name]), tuple(scalars[name]),
         )
-        for name, shard in subject.shards.items()
+        for index, (name, shard) in enumerate(subject.shards.items())
     ]  # fmt: skip
 
 
@@ -160,17 +192,21 @@ def _tell_adaptive(results: list[JobResult], log: LevelLog) -> None:
 
 
 def _files(
-    subject: Subject, expectation: Expectation, results: list[JobResult], log: LevelLog
-) -> list[FileEntry]:
-    """Every file of OUT with its hash, held against the manifest and the source's side files."""
+    subject: Subject, sides: Sequence[SideFile], readable: Sequence[SideFile],
+    results: list[JobResult], log: LevelLog,
+) -> list[FileEntry]:  # fmt: skip
+    """Every file of OUT with its hash, held against the manifest and the source's side files.
+
+    Args:
+        readable: those of the source's that are here; all that OUT has in the same size are.
+    """
     assert subject.root is not None
     root, entries = subject.root, manifest_files(subject)
     hashes = {r.name: FileEntry(name=r.name, bytes=r.nbytes, sha256=r.sha256) for r in results}
-    sides = side_files_of(expectation.source)
     names = {*subject.json_files, *(s.name for s in sides), *(e.name for e in entries)}
     for finding in hash_files(root, names, hashes):
         log.add(finding)
-    equal = [s for s in sides if s.name in hashes and hashes[s.name].bytes == s.nbytes]
+    equal = [s for s in readable if s.name in hashes and hashes[s.name].bytes == s.nbytes]
     log.run("side files compared", len(equal), check_side_contents(
         equal, {n: e.sha256 for n, e in hashes.items()}, {s.name: hash_file(s.path) for s in equal}
     ))  # fmt: skip

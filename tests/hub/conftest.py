@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import huggingface_hub.constants as constants
 import pytest
-from hostile import good
+from hostile import good, scatter_scales
+from hub_runs import FIRST_READ, REPO, converted
 from loopback_hub.hub_server import LoopbackHub
+from m3_source import Size
 
-from mmq.hub import download, retries
-
-REPO = "org/name"
+from mmq.hub import download, retries, stand_in
 
 
 @pytest.fixture
@@ -39,3 +39,28 @@ def hub_source(tmp_path_factory):
 def repo(hub, hub_source):
     """The good source on the Hub; its commit."""
     return hub.add_folder(REPO, hub_source)
+
+
+@pytest.fixture(scope="session")
+def big_source(tmp_path_factory):
+    """Six shards, each scale in the shard before its weight's."""
+    source = good(Size(layers=6, experts=8), shards=6)
+    scatter_scales(source)
+    folder = source.write(tmp_path_factory.mktemp("rolling") / "src")
+    (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def big_folder(big_source, tmp_path_factory):
+    """Six shards converted from the folder into many; tests must not change it."""
+    out = tmp_path_factory.mktemp("big") / "out"
+    converted(big_source, out)
+    return out
+
+
+@pytest.fixture
+def big_repo(hub, big_source, monkeypatch):
+    """The six shards on the Hub, their headers read by small ranges; the commit."""
+    monkeypatch.setattr(stand_in, "FIRST_READ", FIRST_READ)
+    return hub.add_folder(REPO, big_source)

@@ -7,6 +7,8 @@ import json
 from in_process import run_mmq
 from m3_source import hashes
 
+from mmq.convert import source_files
+
 REPO = "org/name"
 MANIFEST = "mmq-manifest.json"
 SMALL = ("--max-shard-size", "100KB")
@@ -59,3 +61,50 @@ def shard_gets(hub, name=""):
 def cdn_bytes(hub):
     """Bytes that storage sent."""
     return sum(r.sent for r in hub.log.of(r"GET /cdn/"))
+
+
+class Watch:
+    """What lies in a folder of downloads, looked at whenever something changes."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.peak, self.fetched = folder, 0, []
+        real, release = source_files.download, source_files.SourceFiles.release
+
+        def download(snapshot, name, path, *rest):
+            real(snapshot, name, path, *rest)
+            if name.startswith("model-"):
+                self.fetched.append(name)
+                self.look()
+
+        def released(files, unit):
+            self.look()
+            release(files, unit)
+
+        monkeypatch.setattr(source_files, "download", download)
+        monkeypatch.setattr(source_files.SourceFiles, "release", released)
+
+    def look(self):
+        sizes = []
+        for path in self.folder.rglob("model-*"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:
+                continue
+        self.peak = max(self.peak, sum(sizes))
+
+
+#: Of a shard, so that headers and data can be told apart in the log.
+FIRST_READ = 16 << 10
+
+
+def judge(out, source, report, *options):
+    """`mmq verify` at level weights: exit code, report, events."""
+    report.parent.mkdir(exist_ok=True)
+    code, events, _ = run_mmq("verify", out, "--against", source, "-o", report, *options)
+    return code, json.loads(report.read_bytes()), events
+
+
+def data_gets(hub):
+    """Names of the weight files that were fetched, their headers left aside."""
+    header = f"bytes=0-{FIRST_READ - 1}"
+    return {r.path.rpartition("/")[2] for r in shard_gets(hub) if r.range != header}

@@ -78,7 +78,10 @@ def test_what_to_do_next_names_the_commit(hub, repo, tmp_path, capsys):
 
     assert main(["convert", REPO, str(tmp_path / "out"), "--jobs", "1"]) == 0
     said = capsys.readouterr().out
-    assert f"--against {REPO}@{repo} --download-dir DIR" in said
+    (line,) = [text for text in said.splitlines() if text.startswith("next ")]
+    assert line.split()[1:] == ["mmq", "verify", str(tmp_path / "out"), "--against",
+                                f"{REPO}@{repo}"]  # fmt: skip
+    assert main([*line.split()[2:], "--quiet"]) == 0
 
 
 def test_each_shard_is_fetched_once(hub, repo, hub_source, tmp_path):

@@ -14,12 +14,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hostile import as_bf16, good, scatter_scales
-from hub_runs import REPO, SMALL, converted, refused, shard_gets, without_origin
+from hostile import as_bf16, good
+from hub_runs import REPO, SMALL, Watch, converted, refused, shard_gets, without_origin
 from in_process import run_mmq
-from m3_source import Size
 
-from mmq.convert import download_plan, downloads, source_files
+from mmq.convert import download_plan, downloads
 from mmq.convert.download_plan import order_units, peak_bytes
 from mmq.hub import stand_in
 
@@ -88,48 +87,8 @@ def test_a_better_order_is_found():
 
 
 @pytest.fixture(scope="module")
-def big_source(tmp_path_factory):
-    """Six shards, each scale in the shard before its weight's."""
-    source = good(Size(layers=6, experts=8), shards=SHARDS)
-    scatter_scales(source)
-    folder = source.write(tmp_path_factory.mktemp("rolling") / "src")
-    (folder / ".gitattributes").write_text("*.safetensors filter=lfs\n")
-    return folder
-
-
-@pytest.fixture(scope="module")
 def big_output(big_source, tmp_path_factory):
     return converted(big_source, tmp_path_factory.mktemp("rolling") / "out")
-
-
-class Watch:
-    """What lies in a folder of downloads, looked at whenever something changes."""
-
-    def __init__(self, folder, monkeypatch):
-        self.folder, self.peak, self.fetched = folder, 0, []
-        real, release = source_files.download, source_files.SourceFiles.release
-
-        def download(snapshot, name, path, *rest):
-            real(snapshot, name, path, *rest)
-            if name.startswith("model-"):
-                self.fetched.append(name)
-                self.look()
-
-        def released(files, unit):
-            self.look()
-            release(files, unit)
-
-        monkeypatch.setattr(source_files, "download", download)
-        monkeypatch.setattr(source_files.SourceFiles, "release", released)
-
-    def look(self):
-        sizes = []
-        for path in self.folder.rglob("model-*"):
-            try:
-                sizes.append(path.stat().st_size)
-            except FileNotFoundError:
-                continue
-        self.peak = max(self.peak, sum(sizes))
 
 
 def planned(*options):

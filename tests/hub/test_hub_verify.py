@@ -1,5 +1,5 @@
-"""`mmq verify` and `mmq calibrate` with locations on the Hub: by headers, or by a copy; never less
-than was asked for."""
+"""`mmq verify` and `mmq calibrate` with locations on the Hub: by headers, by a copy, or shard by
+shard (test_hub_verify_rolling.py has more of that); never less than was asked for."""
 
 from __future__ import annotations
 
@@ -57,35 +57,42 @@ def test_what_is_missing_there_is_found(hub, converted_repo, good_output, name):
     assert code == 3 and any(path.name in str(f) for f in answer["findings"])
 
 
-def test_weights_are_never_skipped_in_silence(hub, repo, good_output, converted_repo):
-    for arguments in (
-        (good_output.out, "--against", REPO),
-        (OUT, "--against", REPO),
-        (good_output.out, "--against", REPO, "--level", "weights"),
-    ):
+def test_weights_are_never_skipped_in_silence(hub, repo, good_output, converted_repo, tmp_path):
+    for arguments in ((OUT, "--against", REPO), (OUT, "--against", REPO, "--level", "weights")):
         code, id, error = refused("verify", *arguments)
         assert (code, id) == (2, "hub-needs-files")
         assert "--download-dir" in error["hint"] and "hf download" in error["hint"]
+    code, answer, _ = verified(good_output.out, "--against", REPO, "-o", tmp_path / "report.json")
+    assert (code, answer["levels"][1]["level"]) == (0, "weights")
+    assert answer["metrics"]["compared_tensors"] > 100
     assert refused("verify", OUT, "--level", "weights")[:2] == (2, "level-needs-source")
 
 
 def test_weights_of_a_copy(hub, repo, converted_repo, hub_source, tmp_path, monkeypatch):
     copies = tmp_path / "copies"
     options = ("--against", REPO, "--download-dir", copies, "-o", tmp_path / "report.json")
-    code, answer, _ = verified(OUT, *options)
+    code, answer, events = verified(OUT, *options)
     assert (code, answer["verdict"]) == (0, "pass"), answer["findings"]
     assert [level["level"] for level in answer["levels"]] == ["structure", "weights"]
     assert answer["metrics"]["compared_tensors"] > 100
+    # OUT's copy stays, SRC's shards do not
+    copy = copies / "org--converted" / converted_repo
+    assert any(str(copy) in e["message"] for e in events if e["event"] == "note")
+    assert hashes(copy, leave_out=()).keys() == hub.files(OUT).keys()
+    assert [p.name for p in copies.iterdir()] == ["org--converted"]
+    # unless they are told to
+    assert verified(OUT, *options, "--keep-downloads")[0] == 0
     assert hashes(copies / "org--name" / repo, leave_out=()) == hashes(hub_source, leave_out=())
-    assert not (copies / "org--converted" / converted_repo / "mmq-verify.json").exists()
+    assert not (copy / "mmq-verify.json").exists()
     hub.log.clear()
-    assert verified(OUT, *options)[0] == 0
-    assert not hub.log.of("/resolve/")
-    # and it serves the next conversion
     monkeypatch.setattr(stand_in, "FIRST_READ", 16 << 10)
+    assert verified(OUT, *options)[0] == 0
+    assert cdn_bytes(hub) == 3 * (16 << 10)  # headers
+    # and it serves the next conversion
+    hub.log.clear()
     code, events, _ = run_mmq("convert", REPO, tmp_path / "out", "--download-dir", copies)
     assert code == 0, events
-    assert cdn_bytes(hub) == 3 * (16 << 10)  # headers
+    assert cdn_bytes(hub) == 3 * (16 << 10)
     assert (copies / "org--name" / repo / INDEX).exists()
 
 
