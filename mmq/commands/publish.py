@@ -87,8 +87,9 @@ def _data(done: Published, settings: PublishSettings) -> dict[str, object]:
         "url": f"{done.endpoint}/{settings.repo}/tree/{done.revision.replace('/', '%2F')}",
         "revision": done.revision,
         "dry_run": settings.dry_run,
-        "new_repository": not done.state.exists,
-        "private": done.state.private or (settings.private and not done.state.exists),
+        "new_repository": not done.before.exists,
+        "new_branch": done.before.exists and not done.before.has_revision,
+        "private": done.private,
         "pull_request": settings.create_pr,
         "at_once": plan.at_once,
         "batches": [

@@ -2,7 +2,7 @@
 
 Copied byte for byte, links followed. What stays out: indexed shards (they are converted),
 unindexed weights beside the index (nobody reads them), old indexes and quantisation configs
-(they would contradict the new ones), and version-control or cache folders.
+(they would contradict the new ones), and what is no part of the model (see `left_out`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 from mmq.convert.checkpoint import CONFIG_NAME, HF_QUANT_CONFIG_NAME, Checkpoint
 from mmq.convert.hub_source import side_listing
+from mmq.convert.left_out import LeftOut, left_out, left_out_notes
 from mmq.convert.safetensors_header import LFS_MAGIC, unreadable
 from mmq.errors import BadInputError
 from mmq.report.findings import Finding
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack")
-_SKIPPED_NAMES = frozenset(
-    {".git", ".cache", ".huggingface", ".mmq", ".DS_Store", "__pycache__", ".ipynb_checkpoints"}
-)
 #: A Git LFS pointer is a few lines; larger files are not looked into.
 _LFS_MAX_BYTES = 1024
 #: Written anew, so the source's are not copied.
@@ -41,7 +39,7 @@ class SideFile(NamedTuple):
 
 
 def list_side_files(source: Checkpoint) -> tuple[list[SideFile], list[Finding]]:
-    """(files to copy, notes about weights left out), in sorted order.
+    """(files to copy, notes about what is left out), in sorted order.
 
     Raises:
         BadInputError: a dangling link, a name that is not UTF-8, a folder that cannot be read.
@@ -49,17 +47,19 @@ def list_side_files(source: Checkpoint) -> tuple[list[SideFile], list[Finding]]:
     if source.root is None:
         return [], []
     listing = side_listing(source)
+    beside: list[LeftOut] = []
     if listing is None:
         # a link back to a folder above would bring in its neighbours, and the source again
         above = set(source.root.resolve().parents)
-        walk = _walk(source.root, source.root, above)
+        walk = _walk(source.root, source.root, above, beside)
         listing = [(path, name, path.stat().st_size) for path, name in walk]
-    return _chosen(source, listing)
+    return _chosen(source, listing, beside)
 
 
 def _chosen(
-    source: Checkpoint, listing: list[tuple[Path, str, int]]
+    source: Checkpoint, listing: list[tuple[Path, str, int]], beside: list[LeftOut]
 ) -> tuple[list[SideFile], list[Finding]]:
+    """Args: beside: what is known to be left out already; more of it is added."""
     files: list[SideFile] = []
     notes: list[Finding] = []
     configs = {name for _, name, _ in listing if name.endswith(f"/{CONFIG_NAME}")}
@@ -67,7 +67,8 @@ def _chosen(
         if name in source.shards or name in _REPLACED_NAMES or name == source.index_name:
             continue
         top = name.partition("/")[0]
-        if _SKIPPED_NAMES & set(name.split("/")):
+        if (left := left_out(name)) is not None:
+            beside.append(left)
             continue
         own_model = f"{top}/{CONFIG_NAME}" in configs
         if "/" not in name and _is_weight(name):
@@ -84,7 +85,7 @@ def _chosen(
                         where=name)
             )  # fmt: skip
         files.append(SideFile(name, path, nbytes, top if own_model else None))
-    return files, notes
+    return files, [*notes, *left_out_notes(beside)]
 
 
 def _starts_like_pointer(path: Path) -> bool:
@@ -112,8 +113,10 @@ def _utf8_name(name: str) -> str:
     return name
 
 
-def _walk(folder: Path, root: Path, seen: set[Path]) -> Iterator[tuple[Path, str]]:
-    """Files below a folder; linked folders are followed once."""
+def _walk(
+    folder: Path, root: Path, seen: set[Path], beside: list[LeftOut]
+) -> Iterator[tuple[Path, str]]:
+    """Files below a folder; linked folders are followed once, those left out are not entered."""
     real = folder.resolve()
     if real in seen:
         return
@@ -124,12 +127,14 @@ def _walk(folder: Path, root: Path, seen: set[Path]) -> Iterator[tuple[Path, str
         raise unreadable(folder, error) from None
     for entry in entries:
         path = folder / entry.name
-        if entry.name in _SKIPPED_NAMES:
-            continue
-        if path.is_dir():
-            yield from _walk(path, root, seen)
+        name = path.relative_to(root).as_posix()
+        if (left := left_out(name)) is not None:
+            shown = name.encode("utf-8", "backslashreplace").decode("utf-8")
+            beside.append(left._replace(name=f"{shown}/" if path.is_dir() else shown))
+        elif path.is_dir():
+            yield from _walk(path, root, seen, beside)
         elif path.is_file():
-            yield path, _utf8_name(path.relative_to(root).as_posix())
+            yield path, _utf8_name(name)
         elif path.is_symlink():
             raise BadInputError(
                 "side-file-link-dangling",

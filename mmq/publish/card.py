@@ -10,6 +10,7 @@ no others; free text from reports is escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,13 +19,29 @@ from typing import Any
 from mmq.errors import BadInputError
 from mmq.publish.card_facts import CardFacts, limit_lines, provenance_lines, results, sizes, summary
 from mmq.publish.folder import CARD_NAME
-from mmq.publish.front_matter import Card, join_card, merge_front, split_card, without_keys
+from mmq.publish.front_matter import (
+    Card,
+    join_card,
+    license_problems,
+    merge_front,
+    read_front,
+    refuse_card,
+    split_card,
+    without_keys,
+)
 from mmq.report.escape import markdown, markdown_code, plain
 
 START, END = "<!-- mmq -->", "<!-- /mmq -->"
 _TEMPLATE = "card.md.jinja"
 #: Warnings of the verification that are shown; mmq-verify.json has all.
 MOST_WARNINGS = 8
+#: Code in Markdown, where a marker is only shown: fenced, indented, and within a line.
+_CODE = re.compile(
+    r"^ {0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n(?:.*\n)*?^ {0,3}(?P=fence)[`~]*[ \t]*$"
+    r"|^(?: {4}|\t)[^\n]*$"
+    r"|(?<!`)(?P<ticks>`{1,2})(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`)",
+    re.MULTILINE,
+)
 #: What a source's card says of the source alone: wrong of what was made from it.
 _SOURCES_OWN = ("base_model", "base_model_relation", "model-index", "new_version", "library_name")
 
@@ -36,10 +53,12 @@ class ExistingCard:
     Attributes:
         text: its text, "" for none.
         sources: whether it is the source's card as the conversion copied it.
+        files: what the repository has already, which links may lead to.
     """
 
     text: str
     sources: bool = False
+    files: frozenset[str] = frozenset()
 
 
 def front_values(facts: CardFacts, given: Mapping[str, str]) -> dict[str, Any]:
@@ -63,29 +82,37 @@ def front_values(facts: CardFacts, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tags(facts: CardFacts) -> list[str]:
+    """The formats that are in it (all that the layout may have, where no report tells), and mmq."""
     layout = facts.traits.layout
-    formats = {"modelopt": ["nvfp4", "mxfp8", "modelopt"], "minimax": ["nvfp4", "mxfp8"]}
-    return [*formats.get(layout, [layout]), "mmq"]
+    of_layout = {"modelopt": ["nvfp4", "mxfp8"], "minimax": ["nvfp4", "mxfp8"]}
+    sizes = facts.convert.sizes if facts.convert else []
+    held = {s.format.lower() for s in sizes if s.after_bytes}
+    formats = [f for f in of_layout.get(layout, [layout]) if f in held or not held]
+    return [*formats, *(["modelopt"] if layout == "modelopt" else []), "mmq"]
 
 
 def merged_card(existing: ExistingCard, facts: CardFacts, given: Mapping[str, str]) -> str:
     """The README to publish.
 
     Raises:
-        BadInputError: the existing one's front matter or markers cannot be read.
+        BadInputError: the existing one's front matter or markers cannot be read, or its licence is
+        not the one that the options speak of.
     """
     card = split_card(existing.text)
     front = without_keys(card.front, _SOURCES_OWN) if existing.sources else card.front
+    have = read_front(front)
+    licence = have.get("license") or given.get("license")
+    refuse_card(list(license_problems({"license": licence}, given)))
     front = merge_front(front, front_values(facts, given))
     body = _with_section(card.body, card_section(facts), facts, top=existing.sources)
     return join_card(Card(front, body))
 
 
 def _with_section(body: str, section: str, facts: CardFacts, *, top: bool) -> str:
-    starts, ends = body.count(START), body.count(END)
-    if (starts, ends) == (1, 1) and body.index(START) < body.index(END):
-        head, _, rest = body.partition(START)
-        return head + section + rest.partition(END)[2]
+    text = _CODE.sub(lambda code: " " * len(code[0]), body)
+    starts, ends = text.count(START), text.count(END)
+    if (starts, ends) == (1, 1) and text.index(START) < text.index(END):
+        return body[: text.index(START)] + section + body[text.index(END) + len(END) :]
     if starts or ends:
         raise BadInputError(
             "card-markers", f"{CARD_NAME} has {starts} × {START} and {ends} × {END}",
@@ -100,7 +127,11 @@ def _with_section(body: str, section: str, facts: CardFacts, *, top: bool) -> st
 
 
 def card_section(facts: CardFacts) -> str:
-    """mmq's section, markers included."""
+    """mmq's section, markers included.
+
+    Raises:
+        BadInputError: something in it reads as one of the markers.
+    """
     from jinja2 import Environment, StrictUndefined
 
     # Markdown, not HTML: what comes from outside is escaped by `markdown` where it is put in
@@ -113,9 +144,14 @@ def card_section(facts: CardFacts) -> str:
         blame=markdown(facts.blame), verification=_verification(facts), levels=_levels(facts),
         warnings=_warnings(facts),
         results=results(facts), servings=facts.servings, serving_note=_SERVING_NOTE,
-        provenance=provenance_lines(facts), command=plain(facts.provenance.command),
+        provenance=provenance_lines(facts), command=_command(facts),
         shards=_shards(facts), limits=limit_lines(facts),
     )  # fmt: skip
+    if START in text or END in text:
+        raise BadInputError(
+            "card-markers", f"what {CARD_NAME} is to say contains {START} or {END}",
+            where=CARD_NAME, hint="convert again with other names",
+        )  # fmt: skip
     lines = [line.rstrip() for line in text.strip().splitlines()]
     kept = [line for at, line in enumerate(lines) if line or (at and lines[at - 1])]
     return "\n".join((START, *kept, END))
@@ -162,6 +198,14 @@ def _levels(facts: CardFacts) -> list[tuple[str, ...]]:
         (v.level, v.status, f"{len(v.checks):,}", f"{sum(v.checks.values()):,}")
         for v in (facts.verify.levels if facts.verify else ())
     ]
+
+
+def _command(facts: CardFacts) -> str:
+    """The command for a code block, where nothing is escaped: a comment's beginning is cut in two.
+
+    `shlex` has put it in single quotes, so the shell joins the halves again.
+    """
+    return plain(facts.provenance.command).replace("<!--", "<!'\"-\"'-")
 
 
 def _shards(facts: CardFacts) -> list[tuple[str, ...]]:

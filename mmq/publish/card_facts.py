@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mmq.publish.experts import Experts, experts_of
 from mmq.publish.folder import OutputFolder
 from mmq.publish.provenance import Provenance
 from mmq.publish.serve import Serving
 from mmq.publish.traits import Traits
 from mmq.report.escape import markdown, markdown_code
-from mmq.report.figures import with_error
+from mmq.report.figures import fixed, with_error
 from mmq.report.logits_text import figure_texts
 from mmq.report.schema import ConvertReport, LogitsReport, VerifyReport
 from mmq.report.tables import percent_change, percent_text, size_text, unit_for
 
 _FORMATS = {"modelopt": "NVFP4", "minimax": "NVFP4", "mxfp8": "MXFP8", "bf16": "BF16"}
+#: Patterns of --ignore that are told.
+MOST_PATTERNS = 8
 _COLUMNS = ["forward", "PPL", "ΔPPL %", "mean KLD", "99 % KLD", "top-1 %", "top-5 %"]
 
 
@@ -39,19 +42,28 @@ class CardFacts:
 
     @property
     def convert(self) -> ConvertReport | None:
+        """What converting it measured, if that is there."""
         return self.folder.convert
 
     @property
     def verify(self) -> VerifyReport | None:
+        """What verifying it found, if anybody did."""
         return self.folder.verify
 
     @property
     def options(self) -> Mapping[str, Any]:
+        """The conversion's, as the manifest has them."""
         options = self.folder.manifest.get("options")
         return options if isinstance(options, Mapping) else {}
 
     @property
+    def experts(self) -> Experts:
+        """Where the routed experts come from."""
+        return experts_of(self.folder.convert, self.options, m31=self.traits.m31)
+
+    @property
     def title(self) -> str:
+        """What it is, before escaping."""
         source = self.provenance.repo.partition("/")[2] or "The source"
         return f"{source} in {_FORMATS[self.traits.layout]}"
 
@@ -77,21 +89,34 @@ class Results(NamedTuple):
 
 def summary(facts: CardFacts) -> str:
     """What was made into what."""
-    options, version = facts.options, facts.folder.manifest.get("versions") or {}
-    by = f"Converted by mmq {markdown(version.get('mmq', ''))}."
+    by = f"Converted by mmq {markdown(facts.folder.versions.get('mmq', ''))}."
     source = markdown_code(facts.provenance.repo) or "the source"
-    if facts.traits.layout not in ("modelopt", "minimax"):
-        return f"Every linear layer of {source} as {_FORMATS[facts.traits.layout]}. {by}"
-    experts = "the BF16 release" if options.get("experts_from") else "their MXFP8 values"
-    search = {"mse": "scales of least squared error", "max": "scales from the largest value",
-              "four-over-six": "the better of a 4 and a 6 as largest code"}  # fmt: skip
-    how = search.get(str(options.get("scale_search")), "")
+    ignored = _ignored(facts.options)
+    if facts.traits.layout == "bf16":
+        return f"{_capital(source)} with every quantised weight as BF16{ignored}. {by}"
+    if facts.traits.layout == "mxfp8":
+        linears = "attention, indexer, dense and shared MLPs, routed experts"
+        return f"The linear layers of {source} ({linears}) as MXFP8{ignored}. {by}"
     names = {"modelopt": "ModelOpt's", "minimax": "MiniMax-M3.1's"}[facts.traits.layout]
     return (
-        f"The routed experts of {source} in NVFP4 (blocks of 16, {how}), quantised from"
-        f" {experts}; all other tensors are the source's, byte for byte, apart from what is listed"
-        f" as dropped or added below. Tensor names: {names}. {by}"
+        f"The routed experts of {source} in NVFP4{facts.experts.how}{ignored}; all other tensors"
+        " are the source's, byte for byte, apart from what is listed as dropped or added below."
+        f" Tensor names: {names}. {by}"
     )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _ignored(options: Mapping[str, Any]) -> str:
+    """The modules that were told to stay as they are."""
+    patterns = options.get("ignore")
+    if not isinstance(patterns, list) or not patterns:
+        return ""
+    shown = ", ".join(markdown_code(p) for p in patterns[:MOST_PATTERNS])
+    more = f" and {len(patterns) - MOST_PATTERNS} more" if len(patterns) > MOST_PATTERNS else ""
+    return f", but for the modules that `--ignore` names, which stay as they were ({shown}{more})"
 
 
 def sizes(facts: CardFacts) -> Sizes:
@@ -119,9 +144,10 @@ def sizes(facts: CardFacts) -> Sizes:
     lines += [f"Dropped: {n:,} tensors ({markdown(k)})." for k, n in report.dropped.items()]
     quality = report.quality
     if quality.sqnr_db is not None:
-        lines.append(f"SQNR of the quantised weights: {quality.sqnr_db:.2f} dB over all values of"
-                     f" {quality.tensors:,} tensors; worst tensor"
-                     f" {quality.worst_tensor_sqnr_db or 0:.2f} dB.")  # fmt: skip
+        worst = quality.worst_tensor_sqnr_db
+        told = "" if worst is None else f"; worst tensor {fixed(worst, 2)} dB"
+        lines.append(f"SQNR of the quantised weights: {fixed(quality.sqnr_db, 2)} dB over all"
+                     f" values of {quality.tensors:,} tensors{told}.")  # fmt: skip
     return Sizes("Size by component, without file headers", columns, rows, lines)
 
 
@@ -149,7 +175,7 @@ def _convention(logits: LogitsReport) -> list[str]:
     return [
         "± is one standard error, from the spread between windows. KLD is KL(source ‖ this),"
         " natural logarithm, over the full vocabulary. PPL is exp(Σ NLL / Σ tokens).",
-        f"Tokens: {markdown(', '.join(stated))}; SHA-256 `{logits.tokens_sha256}`.",
+        f"Tokens: {markdown(', '.join(stated))}; SHA-256 {markdown_code(logits.tokens_sha256)}.",
         f"Forward (mmq's own): {markdown(', '.join(settings))}.",
     ]
 
@@ -168,14 +194,13 @@ def provenance_lines(facts: CardFacts) -> list[str]:
         source = f"Source: {name}, commit unknown; it is the files whose hashes are below."
     kinds = {s.whole for s in origin.shards}
     of = "files" if kinds == {True} else "file headers" if kinds == {False} else "files or headers"
-    versions = manifest.get("versions")
-    versions = versions if isinstance(versions, Mapping) else {}
-    told = ", ".join(f"{markdown(k)} {markdown(v)}" for k, v in versions.items())
+    told = ", ".join(f"{markdown(k)} {markdown(v)}" for k, v in facts.folder.versions.items())
     return [
         source,
         *_calibration(manifest.get("calibration")),
         f"Source {of}, one SHA-256 over all: `{origin.digest}`.",
-        f"Every file here, with its SHA-256: `mmq-manifest.json` (`{facts.manifest_sha256}`).",
+        "Weights, configs and copied files, each with its SHA-256: `mmq-manifest.json`"
+        f" (`{facts.manifest_sha256}`). Reports, recipe and card were made after it.",
         f"Versions: {told}; numerics {markdown(manifest.get('numerics_version', ''))}.",
     ]
 
@@ -197,15 +222,8 @@ def _calibration(told: object) -> list[str]:
 
 def limit_lines(facts: CardFacts) -> list[str]:
     """What a user should not expect."""
-    traits, options = facts.traits, facts.options
-    quantised = traits.layout in ("modelopt", "minimax")
-    lines = []
-    if quantised and not options.get("experts_from"):
-        lines.append("Quantised twice: the source's experts were MXFP8 already, so the error"
-                     " against the BF16 release is larger than the SQNR above.")  # fmt: skip
-    if quantised and not traits.m31:
-        lines.append("Rounded after training. M3.1's NVFP4 experts were trained as such; these were"
-                     " not, and equal size does not mean equal quality.")  # fmt: skip
+    traits = facts.traits
+    lines = list(facts.experts.limits) if traits.layout in ("modelopt", "minimax") else []
     if not (facts.verify and facts.verify.logits):
         lines.append("No perplexity or parity was measured.")
     else:

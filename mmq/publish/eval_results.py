@@ -7,12 +7,14 @@ Format: huggingface/hub-docs, eval_results.yaml; entries are built and read back
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
 import yaml
 
 from mmq.errors import MmqError, UsageError
+from mmq.report.escape import plain
 from mmq.report.figures import with_error
 from mmq.report.schema import LogitsReport, VerifyReport
 
@@ -47,7 +49,7 @@ def eval_text(report: VerifyReport | None, dataset: EvalDataset) -> str:
     """The file: the judged forward's perplexity, its error and convention in the notes.
 
     Raises:
-        UsageError: level logits did not run, so there is no figure.
+        UsageError: level logits did not run, or its perplexity is no number.
     """
     from huggingface_hub import (
         EvalResultEntry,
@@ -61,9 +63,14 @@ def eval_text(report: VerifyReport | None, dataset: EvalDataset) -> str:
             "eval-no-figures", "--eval-dataset needs figures, and level logits did not run",
             hint="mmq verify OUT --against SRC --level logits --text FILE",
         )  # fmt: skip
+    perplexity = logits.arms[logits.judged].perplexity.value
+    if not math.isfinite(perplexity):
+        raise UsageError(
+            "eval-no-figures", f"--eval-dataset needs figures, and the perplexity is {perplexity}"
+        )
     entry = EvalResultEntry(
         dataset_id=dataset.id, task_id=dataset.task, dataset_revision=dataset.revision or None,
-        value=round(logits.arms[logits.judged].perplexity.value, 6), notes=_notes(logits),
+        value=round(perplexity, 6), notes=_notes(logits),
     )  # fmt: skip
     data = eval_result_entries_to_yaml([entry])
     if parse_eval_result_entries(data) != [entry]:
@@ -76,7 +83,7 @@ def _notes(logits: LogitsReport) -> str:
     convention = ", ".join(
         f"{k} {v}" for k, v in logits.convention.items() if not isinstance(v, dict)
     )
-    return (
+    return plain(
         f"token perplexity (lower is better) {with_error(arm.perplexity.value, arm.perplexity.se)};"
         f" source {with_error(logits.source_perplexity.value, logits.source_perplexity.se)};"
         f" mean KLD {with_error(arm.kld_mean.value, arm.kld_mean.se)} nats; {logits.scored} tokens"

@@ -6,7 +6,6 @@ nothing here lists a directory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,15 +13,17 @@ from typing import Any
 
 from mmq.convert.checkpoint import CONFIG_NAME, INDEX_NAME, read_json_object
 from mmq.convert.finalize import MANIFEST_FORMAT
-from mmq.convert.journal import FOLDER
+from mmq.convert.journal import refuse_unfinished
+from mmq.convert.left_out import left_out
 from mmq.convert.relayout import MANIFEST_NAME
-from mmq.errors import BadInputError, IncompleteError
+from mmq.errors import BadInputError
 from mmq.report.escape import shortened
 from mmq.report.load import REPORT_NAMES, read_report
 from mmq.report.schema import ConvertReport, VerifyReport
 
 CARD_NAME = "README.md"
-_ENDPOINTS = ("source", "output", "checkpoint", "against")
+#: Options that may name a file or a checkpoint.
+_FILE_OPTIONS = ("kv_scales", "input_scales", "importance", "experts_from")
 CONVERT_NAME, VERIFY_NAME = REPORT_NAMES["convert"], REPORT_NAMES["verify"]
 
 
@@ -40,10 +41,11 @@ class OutputFolder:
     """A finished output of mmq's.
 
     Attributes:
-        files: the manifest's, index and shards included, in its order.
+        files: the manifest's, index and shards included, in its order, but for `left_out`.
         shards: names of the weight files that the index names, in order.
         config: config.json.
         convert / verify: the reports beside the checkpoint; None when absent.
+        left_out: the manifest's files that are no part of a model, such as `.env`: never sent.
     """
 
     root: Path
@@ -53,6 +55,13 @@ class OutputFolder:
     config: Mapping[str, Any]
     convert: ConvertReport | None
     verify: VerifyReport | None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def versions(self) -> Mapping[str, Any]:
+        """Versions of what had a part in the bytes, by name."""
+        versions = self.manifest.get("versions")
+        return versions if isinstance(versions, Mapping) else {}
 
     @property
     def weights(self) -> frozenset[str]:
@@ -70,17 +79,15 @@ def open_output(root: Path) -> OutputFolder:
     """
     if not root.is_dir():
         raise BadInputError("output-not-found", f"there is no folder {root}", where=str(root))
-    if (root / FOLDER).exists():
-        raise IncompleteError(
-            "output-unfinished", f"the conversion into {root} has not finished",
-            where=str(root / FOLDER), hint="repeat the mmq convert command that made it",
-        )  # fmt: skip
+    refuse_unfinished(root)
     manifest = _manifest(root)
     files = _files(manifest, root)
     shards = _shards(root, {f.name for f in files})
+    beside = {f.name for f in files if left_out(f.name) is not None} - {*shards}
     return OutputFolder(
-        root, manifest, files, shards, read_json_object(root / CONFIG_NAME),
-        _convert_report(root), _verify_report(root),
+        root, manifest, tuple(f for f in files if f.name not in beside), shards,
+        read_json_object(root / CONFIG_NAME), _convert_report(root), _verify_report(root),
+        tuple(sorted(beside)),
     )  # fmt: skip
 
 
@@ -92,17 +99,17 @@ def _manifest(root: Path) -> dict[str, Any]:
         )  # fmt: skip
     manifest = read_json_object(root / MANIFEST_NAME)
     if manifest.get("format") != MANIFEST_FORMAT:
-        raise _invalid(f"format {shortened(manifest.get('format'), 40)!r}")
+        raise invalid_manifest(f"format {shortened(manifest.get('format'), 40)!r}")
     return manifest
 
 
 def _files(manifest: Mapping[str, Any], root: Path) -> tuple[NamedFile, ...]:
     entries = manifest.get("files")
     if not isinstance(entries, list) or not entries:
-        raise _invalid("it lists no files")
+        raise invalid_manifest("it lists no files")
     files = tuple(_file(entry) for entry in entries)
     if len({f.name for f in files}) != len(files):
-        raise _invalid("it lists a file twice")
+        raise invalid_manifest("it lists a file twice")
     for file in files:
         path = root / file.name
         size = path.stat().st_size if path.is_file() else None
@@ -120,16 +127,16 @@ def _file(entry: object) -> NamedFile:
     fields = entry if isinstance(entry, dict) else {}
     name, size, digest = fields.get("name"), fields.get("bytes"), fields.get("sha256")
     if not (isinstance(name, str) and isinstance(size, int) and isinstance(digest, str)):
-        raise _invalid(f"an entry is {shortened(entry, 80)}")
+        raise invalid_manifest(f"an entry is {shortened(entry, 80)}")
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or str(path) != name or "\\" in name:
-        raise _invalid(f"{shortened(name, 80)} is no path inside the folder")
+        raise invalid_manifest(f"{shortened(name, 80)} is no path inside the folder")
     return NamedFile(name, size, digest)
 
 
 def _shards(root: Path, known: set[str]) -> tuple[str, ...]:
     if INDEX_NAME not in known:
-        raise _invalid(f"it does not name {INDEX_NAME}")
+        raise invalid_manifest(f"it does not name {INDEX_NAME}")
     weight_map = read_json_object(root / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadInputError("index-invalid", "the index has no weight_map", where=INDEX_NAME)
@@ -155,36 +162,21 @@ def _verify_report(root: Path) -> VerifyReport | None:
     return report if isinstance(report, VerifyReport) else None
 
 
-def _invalid(problem: str) -> BadInputError:
+def invalid_manifest(problem: str) -> BadInputError:
+    """The error for a manifest that cannot be used."""
     return BadInputError(
         "publish-manifest-invalid", f"{MANIFEST_NAME} cannot be used: {problem}",
         where=MANIFEST_NAME,
     )  # fmt: skip
 
 
-def report_for_the_public(text: bytes) -> bytes:
-    """A report without the folders of the machine it was made on.
-
-    Paths become their last part, wherever they stand; hashes and everything measured stay.
-    """
-    report = json.loads(text)
-    places = [report[key]["location"] for key in _ENDPOINTS if isinstance(report.get(key), dict)]
-    folders = sorted({p for p in places if p != bare(p)}, key=len, reverse=True)
-    return (json.dumps(_without(report, folders), indent=2, ensure_ascii=False) + "\n").encode(
-        "utf-8"
-    )
-
-
-def _without(value: Any, folders: list[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(item, folders) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without(item, folders) for item in value]
-    if not isinstance(value, str):
-        return value
-    for folder in folders:
-        value = value.replace(folder, bare(folder))
-    return value if " " in value else bare(value)
+def file_options(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Options of the conversion that tell of folders of the machine it ran on."""
+    options, hub = manifest.get("options"), manifest.get("hub")
+    options = options if isinstance(options, Mapping) else {}
+    read_there = hub if isinstance(hub, Mapping) else {}
+    found = {key: options.get(key) for key in _FILE_OPTIONS if key not in read_there}
+    return {k: v for k, v in found.items() if isinstance(v, str) and "/" in v}
 
 
 def bare(text: str) -> str:

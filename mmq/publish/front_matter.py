@@ -10,7 +10,8 @@
     ---
 
 What the author wrote stays as written, comments included: keys are added at the end of the block,
-and only the lines of a key whose value is empty, or of a list that grows, are written anew.
+and only the lines of a key whose value is empty, or of a list that grows, are written anew. What
+cannot be added to line by line (`{license: mit}`, anchors, `...`) is refused.
 Fields: huggingface/hub-docs, modelcard.md.
 """
 
@@ -33,6 +34,11 @@ _BLOCK = re.compile(
 )
 #: Lists that mmq adds to instead of leaving them as they are.
 _GROWING = ("tags",)
+#: What PyYAML raises over a text that is no YAML, or over a value that is not of its tag.
+_YAML_ERRORS = (
+    yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+    RecursionError,
+)  # fmt: skip
 _NAMES = ("base_model", "datasets", "language", "metrics", "tags")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _HOW = (
@@ -66,18 +72,43 @@ def read_front(front: str) -> dict[str, Any]:
         BadInputError: it is no YAML mapping, or has a key twice.
     """
     try:
+        _refuse_what_lines_cannot_grow(front)
         node = yaml.compose(front, Loader=yaml.SafeLoader)
         value = yaml.safe_load(front)
-    except yaml.YAMLError as error:
-        raise _unreadable(shortened(error, 160)) from None
+    except _YAML_ERRORS as error:
+        raise _unreadable(_reason(error)) from None
     if value is None:
         return {}
     if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):
         raise _unreadable("it is no list of keys and values")
+    if node.flow_style:
+        raise _unreadable("it is written in braces; write one key per line")
     keys = [key.value for key, _ in node.value]
-    if twice := sorted({k for k in keys if keys.count(k) > 1}):
+    if twice := sorted({str(k) for k in keys if keys.count(k) > 1}):
         raise _unreadable(f"{twice[0]} is there twice")
     return value
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1} of it: {shortened(error.problem, 160)}"
+    if isinstance(error, yaml.YAMLError | RecursionError):
+        return shortened(error, 160)
+    return f"a value is not what its tag says: {shortened(error, 160)}"
+
+
+def _refuse_what_lines_cannot_grow(front: str) -> None:
+    refused = {
+        yaml.AnchorToken: "an anchor (&); write the value out",
+        yaml.AliasToken: "an alias (*); write the value out",
+        yaml.DocumentStartToken: "a second document (---)",
+        yaml.DocumentEndToken: "the end of a document (...)",
+        yaml.DirectiveToken: "a directive (%)",
+    }
+    for token in yaml.scan(front, Loader=yaml.SafeLoader):
+        if type(token) in refused:
+            line = token.start_mark.line + 1
+            raise _unreadable(f"line {line} of it has {refused[type(token)]}")
 
 
 def _unreadable(problem: str) -> BadInputError:
@@ -88,34 +119,58 @@ def _unreadable(problem: str) -> BadInputError:
 
 
 def merge_front(front: str, ours: Mapping[str, Any]) -> str:
-    """The author's front matter with what it lacks; empty values count as lacking."""
+    """The author's front matter with what it lacks; empty values count as lacking.
+
+    Raises:
+        BadInputError: it cannot be read, or not be added to without changing what else it says.
+    """
     have = read_front(front)
+    changed: dict[str, Any] = {}
     for key, value in ours.items():
         theirs = have.get(key)
         if theirs is None or theirs == "" or theirs == []:
-            front = _put(front, key, value)
+            changed[key] = value
         elif key in _GROWING:
             old = theirs if isinstance(theirs, list) else [theirs]
-            new = [item for item in value if item not in old]
-            front = _put(front, key, [*old, *new]) if new else front
-    return front
+            if new := [item for item in value if item not in old]:
+                changed[key] = [*old, *new]
+    texts = {key: _line(key, value) for key, value in changed.items()}
+    return _edited(front, texts, {**have, **changed})
 
 
 def without_keys(front: str, keys: tuple[str, ...]) -> str:
-    """The front matter without these keys' lines."""
-    for key in keys:
-        start, end = _span(front, key)
-        front = front[:start] + front[end:]
+    """The front matter without these keys' lines.
+
+    Raises:
+        BadInputError: it cannot be read, or not lose them without changing what else it says.
+    """
+    have = read_front(front)
+    gone = dict.fromkeys((key for key in keys if key in have), "")
+    return _edited(front, gone, {k: v for k, v in have.items() if k not in gone})
+
+
+def _line(key: str, value: Any) -> str:
+    return str(yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=1000))
+
+
+def _edited(front: str, texts: Mapping[str, str], wanted: Mapping[str, Any]) -> str:
+    """The lines of keys replaced by texts, new ones at the end; it must say `wanted` then."""
+    try:
+        for key, text in texts.items():
+            start, end = _span(front, key)
+            if start == end:
+                head = front if front.endswith("\n") or not front else f"{front}\n"
+                front = head + text
+            else:
+                front = front[:start] + text + front[end:]
+        sound = (yaml.safe_load(front) or {}) == wanted
+    except _YAML_ERRORS:
+        sound = False
+    if not sound:
+        raise _unreadable(
+            "keys cannot be added or taken out line by line; write one key per line, unindented"
+        )
     return front
-
-
-def _put(front: str, key: str, value: Any) -> str:
-    text: str = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=1000)
-    start, end = _span(front, key)
-    if start == end:
-        head = front if front.endswith("\n") or not front else f"{front}\n"
-        return head + text
-    return front[:start] + text + front[end:]
 
 
 def _span(front: str, key: str) -> tuple[int, int]:
@@ -175,6 +230,32 @@ def _license(values: Mapping[str, Any], files: frozenset[str]) -> Iterator[Findi
     link = values.get("license_link")
     if isinstance(link, str) and link and "://" not in link and link not in files:
         yield _problem(f"license_link leads to {link}, which is not among the files", link)
+
+
+def license_problems(values: Mapping[str, Any], given: Mapping[str, str]) -> Iterator[Finding]:
+    """Options that would make the card contradict itself.
+
+    Args:
+        given: what the command line says of the licence.
+    """
+    name = values.get("license")
+    if name is None or name == "other":
+        return
+    for key in ("license_name", "license_link"):
+        if key in given:
+            option = "--" + key.replace("_", "-")
+            yield _problem(f"{option} belongs to license: other, and the card's is {name}", name)
+
+
+def options_overruled(values: Mapping[str, Any], given: Mapping[str, str]) -> Iterator[str]:
+    """What the command line gives and the card's author has said otherwise."""
+    for key, value in given.items():
+        theirs = values.get(key)
+        names = theirs if isinstance(theirs, list) else [theirs]
+        if value not in names:
+            option = "--" + key.replace("_", "-")
+            has = f"{CARD_NAME} has {key}: {shortened(theirs, 80)}"
+            yield f"{has}, which is kept; {option} is not used"
 
 
 def _problem(message: str, got: object) -> Finding:

@@ -15,7 +15,7 @@ from mmq.convert.writer import file_sha256
 from mmq.errors import RefusedError
 from mmq.publish.folder import CARD_NAME, VERIFY_NAME, OutputFolder
 from mmq.report.findings import Finding
-from mmq.report.schema import VerifyReport
+from mmq.report.schema import GateResult, VerifyReport
 
 #: Verdicts that may be published.
 GOOD_VERDICTS = ("pass", "warn")
@@ -85,6 +85,25 @@ def _verdict(report: VerifyReport) -> Iterator[Finding]:
             f"its verification says {report.verdict}, with {errors} error(s)", where=VERIFY_NAME,
             got=report.verdict, expected=" or ".join(GOOD_VERDICTS),
         )  # fmt: skip
+    elif wrong := _belied(report):
+        yield Finding(
+            "publish-verdict", "error", f"its verification says {report.verdict}, and {wrong}",
+            where=VERIFY_NAME, got="a report that contradicts itself", expected="mmq's own",
+        )  # fmt: skip
+
+
+def _belied(report: VerifyReport) -> str:
+    """What of a report its good verdict does not fit; "" when all does."""
+    bad = [f"level {level.level} {level.status}" for level in report.levels
+           if level.status not in GOOD_VERDICTS]  # fmt: skip
+    bad += [f"an error: {f.id}" for f in report.findings if f.severity == "error"]
+    bad += [f"gate {gate.gate} {gate.status}" for gate in _gates(report)
+            if gate.status not in GOOD_VERDICTS]  # fmt: skip
+    return bad[0] if bad else ""
+
+
+def _gates(report: VerifyReport) -> Iterator[GateResult]:
+    yield from report.logits.gates if report.logits else ()
 
 
 def refuse(found: list[Finding], allow_unverified: bool, root: Path, console: Console) -> None:

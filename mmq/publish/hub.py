@@ -1,8 +1,9 @@
 """The Hub, as publishing needs it: few calls, bounded retries, errors that say what to do.
 
 huggingface_hub retries the requests of an upload by itself (5 times, waiting as Retry-After says);
-commits, trees and branches it does not, so `Hub` does. Waits are told; one that the Hub wants to be
-longer than `LONGEST_WAIT` ends the run, to be taken up again later. 401 and 403 end it at once.
+commits, trees and branches it does not, so `Hub` does (commits: `hub_commits`). Waits are told; one
+that the Hub wants to be longer than `LONGEST_WAIT` ends the run, to be taken up again later. 401
+and 403 end it at once.
 The token is in no message: it lives in the client, and the console hides it.
 
 Uploads go through Xet where the hf_xet package is installed and HF_HUB_DISABLE_XET is not set; that
@@ -27,7 +28,7 @@ from mmq.publish.hub_errors import AGAIN, RETRIED, HubAbsentError, asked_wait, f
 
 if TYPE_CHECKING:
     import httpx2
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 MAIN = "main"
@@ -53,6 +54,7 @@ class RepoState(NamedTuple):
 
     Attributes:
         base: where `files` were found: the revision, or main, from which it would be branched.
+        head: the commit of `base` when it was read; None where there is none.
     """
 
     exists: bool
@@ -60,6 +62,12 @@ class RepoState(NamedTuple):
     has_revision: bool
     base: str
     files: dict[str, RemoteFile]
+    head: str | None = None
+
+    @property
+    def at(self) -> str:
+        """The revision whose files these are and stay."""
+        return self.head or self.base
 
 
 class Hub:
@@ -81,7 +89,8 @@ class Hub:
         self.token = token or get_token()
         if self.token:
             console.hide(self.token)
-        self._api: HfApi = HfApi(
+        self._factory: Callable[[], httpx2.Client] | None = None
+        self.api: HfApi = HfApi(
             endpoint=self.endpoint, token=self.token or False, library_name="mmq",
             library_version=__version__,
         )  # fmt: skip
@@ -102,8 +111,8 @@ class Hub:
     def session(self) -> Iterator[Hub]:
         """huggingface_hub with timeouts, without bars and log lines of its own, while it lasts."""
         from huggingface_hub import set_client_factory
+        from huggingface_hub.utils import _http
         from huggingface_hub.utils import logging as hub_logging
-        from huggingface_hub.utils._http import default_client_factory
         from huggingface_hub.utils.tqdm import (
             are_progress_bars_disabled,
             disable_progress_bars,
@@ -111,21 +120,22 @@ class Hub:
         )
 
         quiet, verbosity = are_progress_bars_disabled(), hub_logging.get_verbosity()
+        # whoever uses huggingface_hub in this process may have a factory of their own
+        self._factory = before = _http._GLOBAL_CLIENT_FACTORY
         set_client_factory(self._client)
         disable_progress_bars()
         hub_logging.set_verbosity(logging.ERROR)
         try:
             yield self
         finally:
-            set_client_factory(default_client_factory)
+            set_client_factory(before)
             hub_logging.set_verbosity(verbosity)
             if not quiet:
                 enable_progress_bars()
 
     def _client(self) -> httpx2.Client:
-        from huggingface_hub.utils._http import default_client_factory
-
-        client = default_client_factory()
+        assert self._factory is not None
+        client = self._factory()
         hooks = client.event_hooks
         client.event_hooks = {
             "request": [*hooks.get("request", []), _limit_patience],
@@ -142,27 +152,35 @@ class Hub:
                     "publish-rate-limit", f"the Hub asks to wait {wait:,.0f} s before going on",
                     where=self.repo, got=str(response.status_code), hint=AGAIN,
                 )  # fmt: skip
+            # whether there is another try is for whoever asked to say
             self._console.note(
-                f"the Hub answers {response.status_code}; trying again"
-                + ("" if wait is None else f" in {wait:,.0f} s, as it asks")
+                f"the Hub answers {response.status_code}"
+                + ("" if wait is None else f" and asks to wait {wait:,.0f} s")
             )
 
     def state(self, revision: str) -> RepoState:
         """What is there; a repository or revision that is not there is no error."""
-        info = self._absent_is_none(lambda: self._api.repo_info(self.repo, files_metadata=False))
-        if info is None:
+        main = self._absent_is_none(lambda: self.api.model_info(self.repo))
+        if main is None:
             return RepoState(False, False, False, MAIN, {})
-        private = bool(getattr(info, "private", False))
-        files = self._absent_is_none(lambda: self._tree(revision))
-        if files is not None:
-            return RepoState(True, private, True, revision, files)
-        files = self._absent_is_none(lambda: self._tree(MAIN)) if revision != MAIN else {}
-        return RepoState(True, private, False, MAIN, files or {})
+        private = bool(getattr(main, "private", False))
+        found = main if revision == MAIN else self._absent_is_none(lambda: self._info(revision))
+        base, head = (MAIN, main.sha) if found is None else (revision, found.sha)
+        files = self._absent_is_none(lambda: self.files(head or base)) or {}
+        return RepoState(True, private, found is not None, base, files, head)
 
-    def _tree(self, revision: str) -> dict[str, RemoteFile]:
+    def _info(self, revision: str) -> ModelInfo:
+        return self.api.model_info(self.repo, revision=revision)
+
+    def head(self, revision: str) -> str:
+        """The commit that a branch or reference points to (asked once, without tries)."""
+        return str(self._info(revision).sha)
+
+    def files(self, revision: str) -> dict[str, RemoteFile]:
+        """Files at a revision, by name (asked once, without tries)."""
         from huggingface_hub.hf_api import RepoFile
 
-        entries = self._api.list_repo_tree(self.repo, recursive=True, revision=revision)
+        entries = self.api.list_repo_tree(self.repo, recursive=True, revision=revision)
         found = {}
         for entry in entries:
             if isinstance(entry, RepoFile):
@@ -172,14 +190,14 @@ class Hub:
 
     def tree(self, revision: str) -> dict[str, RemoteFile]:
         """Files at a revision, by name."""
-        return self.call("reading the tree", lambda: self._tree(revision))
+        return self.call("reading the tree", lambda: self.files(revision))
 
     def read(self, name: str, revision: str) -> bytes:
         """A small file's bytes."""
 
         def fetch() -> bytes:
             with tempfile.TemporaryDirectory(prefix="mmq-") as folder:
-                path = self._api.hf_hub_download(
+                path = self.api.hf_hub_download(
                     self.repo, name, revision=revision, local_dir=folder
                 )
                 return Path(path).read_bytes()
@@ -187,17 +205,17 @@ class Hub:
         return self.call(f"reading {name}", fetch)
 
     def create(self, private: bool) -> None:
-        """The repository, unless it is there."""
+        """The repository, unless it is there; its owner's default decides where not `private`."""
         self.call(
             "creating the repository",
-            lambda: self._api.create_repo(self.repo, private=private or None, exist_ok=True),
+            lambda: self.api.create_repo(self.repo, private=private or None, exist_ok=True),
         )
 
-    def branch(self, name: str) -> None:
-        """A branch from main, unless it is there."""
+    def branch(self, name: str, start: str | None) -> None:
+        """A branch from a commit (None: from main), unless it is there."""
         self.call(
             "creating the branch",
-            lambda: self._api.create_branch(self.repo, branch=name, exist_ok=True),
+            lambda: self.api.create_branch(self.repo, branch=name, revision=start, exist_ok=True),
         )
 
     def check_card(self, text: str) -> None:
@@ -223,26 +241,19 @@ class Hub:
         """Send large files' contents to the store; nothing is visible until a commit names them."""
 
         def send() -> None:
-            self._api.preupload_lfs_files(
+            self.api.preupload_lfs_files(
                 self.repo, list(additions), revision=revision, create_pr=pr, free_memory=False
             )
 
         # these requests are retried inside huggingface_hub
         self.call("uploading", send, tries=1)
 
-    def commit(
-        self, operations: Sequence[CommitOperationAdd | CommitOperationDelete], message: str,
-        description: str, revision: str, *, pr: bool,
-    ) -> str:  # fmt: skip
-        """Commit; returns the revision that holds it (a pull request's, or the one given)."""
-        info = self.call(
-            "committing",
-            lambda: self._api.create_commit(
-                self.repo, list(operations), commit_message=message,
-                commit_description=description, revision=revision, create_pr=pr,
-            ),
-        )  # fmt: skip
-        return str(info.pr_revision) if pr and info.pr_revision else revision
+    @property
+    def by_xet(self) -> bool:
+        """Whether large files go through hf_xet, which reads them out of our sight."""
+        from huggingface_hub.utils._runtime import is_xet_available
+
+        return bool(is_xet_available())
 
     def _absent_is_none(self, function: Callable[[], _T]) -> _T | None:
         try:
@@ -270,7 +281,9 @@ class Hub:
                 if not found.may_pass or not left:
                     # the cause's text may hold what was sent
                     raise found.error from None
-            time.sleep(wait if found.wait is None else found.wait)
+            seconds = wait if found.wait is None else found.wait
+            self._console.note(f"{what}: try {tries - left + 1} of {tries} in {seconds:,.0f} s")
+            time.sleep(seconds)
             wait *= 2
         raise AssertionError("unreachable")
 

@@ -9,7 +9,7 @@ from mmq.report.escape import plain
 from mmq.report.figures import plural
 from mmq.report.tables import columns, short_size
 
-#: Files of one batch that are listed one by one.
+#: Files of one batch that are listed one by one; before anything is sent, all of them are.
 MOST_FILES = 12
 
 
@@ -31,7 +31,7 @@ def published_lines(data: Mapping[str, Any]) -> list[str]:
         else:
             last = number == len(batches)
             head = f"commit {number}" + (" (from here on it is a model)" if last else "")
-        lines += ["", head, *_files(batch)]
+        lines += ["", head, *_files(batch, len(batch) if will else MOST_FILES)]
     lines += [f"  removed: {plain(name)}" for name in data["removed"]]
     if will and data["card_diff"]:
         lines += ["", "README.md", *(f"  {plain(line)}" for line in data["card_diff"])]
@@ -45,16 +45,20 @@ def _where(data: Mapping[str, Any]) -> str:
         state = f"{made}, {'private' if data['private'] else 'public'}"
     else:
         state = "private" if data["private"] else "public"
-    goal = "a pull request" if data["pull_request"] and data["dry_run"] else data["revision"]
-    return f"{repo} ({state}), {plain(goal)}"
+    goal = plain(data["revision"])
+    if data["pull_request"] and not goal.startswith("refs/"):
+        goal = "a pull request"
+    elif data["new_branch"]:
+        goal += " (would be made)" if data["dry_run"] else " (made)"
+    return f"{repo} ({state}), {goal}"
 
 
-def _files(batch: list[Mapping[str, Any]]) -> list[str]:
+def _files(batch: list[Mapping[str, Any]], most: int) -> list[str]:
     shown = batch
-    if len(batch) > MOST_FILES:
-        shown = [*batch[: MOST_FILES - 3], *batch[-2:]]
+    if len(batch) > most:
+        shown = [*batch[: most - 3], *batch[-2:]]
     rows = columns([(plain(i["name"]), f"{i['bytes']:,} B", i["sha256"][:12]) for i in shown], 1)
     lines = [f"  {row}" for row in rows]
     if len(shown) < len(batch):
-        lines.insert(MOST_FILES - 3, f"  … {len(batch) - len(shown)} more")
+        lines.insert(most - 3, f"  … {len(batch) - len(shown)} more")
     return lines

@@ -7,7 +7,7 @@ mmq knows is filled in; `meta.hardware` stays empty, since it is for what somebo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -30,6 +30,14 @@ _FEATURES = {
 _PRECISION = {"modelopt": "nvfp4", "minimax": "nvfp4", "mxfp8": "mxfp8", "bf16": "bf16"}
 
 
+def has_recipe(traits: Traits, servings: Iterable[Serving]) -> bool:
+    """Whether vLLM loads the checkpoint, and in which release first is known.
+
+    M3.1's is not: `min_vllm_version`, which the schema demands, would be made up.
+    """
+    return not traits.m31 and any(s.engine == VLLM_CUDA and s.command for s in servings)
+
+
 def recipe(
     repo: str, traits: Traits, parameters: int, active: int, serving: Mapping[str, Serving]
 ) -> dict[str, Any]:
@@ -42,8 +50,9 @@ def recipe(
     name = repo.partition("/")[2]
     precision = _PRECISION[traits.layout]
     images = {"nvidia": serving[VLLM_CUDA].image, "amd": serving[VLLM_ROCM].image}
-    arguments = _words(vllm_arguments(traits))
-    rocm = [w for w in _words(vllm_arguments(traits, VLLM_ROCM)) if w not in arguments]
+    options, rocm = vllm_arguments(traits), vllm_arguments(traits, VLLM_ROCM)
+    arguments = _words(options)
+    amd = _words([option for option in rocm if option not in options])
     return {
         "meta": {
             "title": name,
@@ -73,7 +82,7 @@ def recipe(
             }
         },
         "compatible_strategies": ["single_node_tp", "single_node_tep", "multi_node_tp"],
-        "hardware_overrides": {"amd": {"extra_args": rocm}},
+        "hardware_overrides": {"amd": {"extra_args": amd}},
     }  # fmt: skip
 
 

@@ -14,33 +14,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmq.console import Console
-from mmq.convert.checkpoint import INDEX_NAME, open_checkpoint
-from mmq.convert.modules import Module, group_modules
 from mmq.convert.relayout import MANIFEST_NAME
-from mmq.errors import BadInputError, RefusedError, UsageError
-from mmq.publish.card import ExistingCard, merged_card
-from mmq.publish.card_facts import CardFacts
-from mmq.publish.eval_results import EVAL_NAME, EvalDataset, eval_text
-from mmq.publish.folder import (
-    CARD_NAME,
-    CONVERT_NAME,
-    VERIFY_NAME,
-    OutputFolder,
-    bare,
-    open_output,
-    report_for_the_public,
-)
-from mmq.publish.front_matter import front_problems, read_front, refuse_card, split_card
+from mmq.errors import BadInputError, IncompleteError, RefusedError, UsageError
+from mmq.publish.branch_names import branch_problem, is_pull_request
+from mmq.publish.card import ExistingCard
+from mmq.publish.eval_results import EvalDataset
+from mmq.publish.folder import CARD_NAME, OutputFolder, file_options, open_output
+from mmq.publish.front_matter import options_overruled, read_front, split_card
 from mmq.publish.gate import Fingerprint, hash_folder, refuse, report_problems, stale_files
 from mmq.publish.hub import MAIN, Hub, RepoState
-from mmq.publish.provenance import provenance
-from mmq.publish.recipe import RECIPE_NAME, recipe, recipe_text
-from mmq.publish.serve import VLLM_CUDA, servings
-from mmq.publish.traits import traits_of
-from mmq.publish.upload import Item, Uploader, UploadPlan, made, plan_upload
+from mmq.publish.hub_commits import CommitLine, open_pull_request
+from mmq.publish.hub_errors import AGAIN
+from mmq.publish.items import all_items, check_items
+from mmq.publish.leftovers import leftovers
+from mmq.publish.token_check import live_tokens, refuse_tokens
+from mmq.publish.upload import Uploader
+from mmq.publish.upload_plan import UploadPlan, plan_upload
 
-#: The Hub refuses larger files (huggingface/hub-docs, storage-limits.md).
-LARGEST_FILE = 500_000_000_000
+#: What a repository has that nobody has put anything into.
+_NEW_FILES = frozenset({".gitattributes"})
 
 
 @dataclass(frozen=True)
@@ -86,6 +78,11 @@ class PublishSettings:
                     got=word,
                     expected="ORG/NAME",
                 ) from None
+        if self.revision is not None and (why := branch_problem(self.revision)):
+            raise UsageError(
+                "option-value", f"--revision {self.revision}: {why}", got=self.revision,
+                expected="a branch, or refs/pr/NUMBER",
+            )  # fmt: skip
         if self.create_pr and self.revision:
             raise UsageError(
                 "option-conflict", "--create-pr goes to main; --revision names another branch"
@@ -96,15 +93,32 @@ class Published(NamedTuple):
     """What came of it.
 
     Attributes:
+        before: what was there.
+        private: whether the repository is, or would be.
         revision: where it is, or would be: a branch, or a pull request's reference.
         card_diff: the README's changes, as a unified diff.
     """
 
     plan: UploadPlan
-    state: RepoState
+    before: RepoState
+    private: bool
     endpoint: str
     revision: str
     card_diff: list[str]
+
+
+class _Goal(NamedTuple):
+    """Where it goes, and what is there.
+
+    Attributes:
+        opens_pr: whether it goes into a pull request that is yet to be opened.
+        message: the last commit's, and the pull request's title.
+    """
+
+    revision: str
+    state: RepoState
+    opens_pr: bool
+    message: str
 
 
 def publish(out: Path, settings: PublishSettings, console: Console) -> Published:
@@ -122,51 +136,110 @@ def publish(out: Path, settings: PublishSettings, console: Console) -> Published
         hub.need_token()
     found = report_problems(folder)
     refuse(found, settings.allow_unverified, out, console)
-    _tell_paths(folder, console)
+    _tell_names(folder, console)
     with hub.session():
         # before the hours of hashing and sending
-        state = hub.state(settings.revision or MAIN)
-        _check_visibility(state, settings)
+        goal = _goal(folder, settings, hub, console)
+        _check_visibility(goal.state, settings)
         hashes = hash_folder(folder, console)
         stale = stale_files(folder, hashes)
         refuse(stale, settings.allow_unverified, out, console)
         blame = "; ".join(f.message for f in (*found, *stale))
-        return _publish(folder, hashes, settings, hub, state, blame, console)
+        return _publish(folder, hashes, settings, hub, goal, blame, console)
+
+
+def _goal(folder: OutputFolder, settings: PublishSettings, hub: Hub, console: Console) -> _Goal:
+    """The branch, or the pull request: an open one of an earlier run, or a new one."""
+    versions = folder.manifest.get("versions")
+    version = versions.get("mmq", "") if isinstance(versions, Mapping) else ""
+    message = f"Model converted by mmq {version}".rstrip()
+    revision = settings.revision or MAIN
+    state = hub.state(revision)
+    # without a token nobody is known to have opened one
+    if settings.create_pr and state.exists and hub.token:
+        if reference := open_pull_request(hub, message, state.head):
+            console.note(f"{reference} is open already: it goes there")
+            return _Goal(reference, hub.state(reference), False, message)
+    elif is_pull_request(revision) and not state.has_revision:
+        raise UsageError(
+            "option-value", f"{settings.repo} has no {revision}", got=revision,
+            hint="--create-pr opens a pull request",
+        )  # fmt: skip
+    return _Goal(revision, state, settings.create_pr, message)
 
 
 def _publish(
     folder: OutputFolder, hashes: Mapping[str, Fingerprint], settings: PublishSettings, hub: Hub,
-    state: RepoState, blame: str, console: Console,
+    goal: _Goal, blame: str, console: Console,
 ) -> Published:  # fmt: skip
     """Make the card, compare with what is there, send."""
-    revision = settings.revision or MAIN
+    state = goal.state
     existing = _existing_card(folder, hashes, hub, state, console)
-    items = _items(folder, hashes, settings, existing, blame)
-    _check_sizes(items)
+    items = all_items(folder, hashes, settings, existing, blame)
+    check_items(items)
+    refuse_tokens(items, live_tokens(hub.token))
+    old = leftovers(hub, state, {item.name for item in items})
+    if old.foreign:
+        console.warn(f"other weights are there, and stay: {', '.join(old.foreign)}")
     card = next(item for item in items if item.name == CARD_NAME).read().decode("utf-8")
-    plan = plan_upload(items, state.files, _old_weights(hub, state), pr=settings.create_pr)
-    diff = _diff(existing.text, card)
-    if settings.dry_run or not (plan.sent or plan.removed):
-        return Published(plan, state, hub.endpoint, revision, diff)
-    hub.check_card(card)
+    _tell_overruled(card, settings, console)
+    proposed = goal.opens_pr or is_pull_request(goal.revision)
+    plan = plan_upload(items, state.files, old.removed, pr=proposed)
+    revision, diff = goal.revision, _diff(existing.text, card)
+    ready, sends = state, bool(plan.sent or plan.removed)
+    private = state.private if state.exists else settings.private
+    if not settings.dry_run and (sends or not state.has_revision):
+        if sends:
+            hub.check_card(card)
+        ready = _ready(hub, goal, settings, console)
+        private = ready.private
+    if sends and not settings.dry_run:
+        line = CommitLine(hub, revision, ready.head, goal.opens_pr)
+        Uploader(
+            line, plan, frozenset(state.files), goal.message, _description(folder, hashes), console
+        ).run()
+        revision = line.revision
+    return Published(plan, state, private, hub.endpoint, revision, diff)
+
+
+def _ready(hub: Hub, goal: _Goal, settings: PublishSettings, console: Console) -> RepoState:
+    """The repository and the branch, made where they are not there, and read back."""
+    state = goal.state
     if not state.exists:
         hub.create(settings.private)
-    if not state.has_revision and revision != MAIN:
-        hub.branch(revision)
-    version = (folder.manifest.get("versions") or {}).get("mmq", "")
-    landed = Uploader(
-        hub, plan, revision, settings.create_pr, f"Model converted by mmq {version}".rstrip(),
-        _description(folder, hashes), console,
-    ).run()  # fmt: skip
-    return Published(plan, state, hub.endpoint, landed, diff)
+        state = hub.state(goal.revision)
+        if not state.exists:
+            raise IncompleteError(
+                "publish-failed", f"{hub.repo} was made, and cannot be read yet", where=hub.repo,
+                hint=AGAIN,
+            )  # fmt: skip
+        if others := sorted({*state.files} - _NEW_FILES):
+            raise RefusedError(
+                "publish-conflict", f"somebody else has put {others[0]} there meanwhile",
+                where=hub.repo, hint=AGAIN,
+            )  # fmt: skip
+        _check_visibility(state, settings)
+        if state.private and not settings.private:
+            console.note(f"{hub.repo} is private, as its owner's settings have it")
+    if not state.has_revision:
+        hub.branch(goal.revision, state.head)
+    return state
 
 
-def _tell_paths(folder: OutputFolder, console: Console) -> None:
+def _tell_names(folder: OutputFolder, console: Console) -> None:
     """The manifest is published as it is: its hash is what was verified."""
-    options = folder.manifest.get("options")
-    values = options.values() if isinstance(options, Mapping) else ()
-    if paths := [v for v in values if isinstance(v, str) and v != bare(v)]:
+    if paths := [v for v in file_options(folder.manifest).values() if "/" in v]:
         console.note(f"{MANIFEST_NAME} will show where files lay: {', '.join(paths)}")
+    if folder.left_out:
+        console.warn(f"not sent, since no part of a model: {', '.join(folder.left_out)}")
+
+
+def _tell_overruled(card: str, settings: PublishSettings, console: Console) -> None:
+    """The author's front matter counts; options against it do not."""
+    base = {"base_model": settings.base_model} if settings.base_model else {}
+    front = read_front(split_card(card).front)
+    for line in options_overruled(front, {**settings.license, **base}):
+        console.warn(line)
 
 
 def _check_visibility(state: RepoState, settings: PublishSettings) -> None:
@@ -187,10 +260,10 @@ def _existing_card(
     copied = {f.name: f.sha256 for f in folder.files}.get(CARD_NAME)
     edited = bool(local) and (copied is None or hashes[CARD_NAME].sha256 != copied)
     if CARD_NAME not in state.files:
-        return ExistingCard(local, sources=bool(local) and not edited)
+        return ExistingCard(local, bool(local) and not edited, frozenset(state.files))
     if edited:
         console.warn(f"{hub.repo} has a {CARD_NAME} of its own, which is kept: OUT's is not used")
-    return ExistingCard(_text(hub.read(CARD_NAME, state.base)))
+    return ExistingCard(_text(hub.read(CARD_NAME, state.at)), files=frozenset(state.files))
 
 
 def _text(data: bytes) -> str:
@@ -200,88 +273,6 @@ def _text(data: bytes) -> str:
         raise BadInputError(
             "card-not-utf8", f"{CARD_NAME} is not UTF-8: {error}", where=CARD_NAME
         ) from None
-
-
-def _items(
-    folder: OutputFolder, hashes: Mapping[str, Fingerprint], settings: PublishSettings,
-    existing: ExistingCard, blame: str,
-) -> list[Item]:  # fmt: skip
-    """Everything that will be in the repository, validated."""
-    items = [
-        Item(name, seen.bytes, seen.sha256, folder.root / name, seen.mtime_ns,
-             weights=name in folder.weights)
-        for name, seen in hashes.items() if name != CARD_NAME
-    ]  # fmt: skip
-    for name in (CONVERT_NAME, VERIFY_NAME):
-        if (folder.root / name).is_file():
-            items.append(made(name, report_for_the_public((folder.root / name).read_bytes())))
-    facts = _facts(folder, hashes, settings, blame)
-    if any(s.engine == VLLM_CUDA and s.command for s in facts.servings):
-        items.append(made(RECIPE_NAME, _recipe(facts).encode("utf-8")))
-    if settings.eval_dataset:
-        items.append(made(EVAL_NAME, eval_text(folder.verify, settings.eval_dataset).encode()))
-    base = {"base_model": settings.base_model} if settings.base_model else {}
-    text = merged_card(existing, facts, {**settings.license, **base})
-    names = frozenset({item.name for item in items} | {CARD_NAME})
-    refuse_card(list(front_problems(read_front(split_card(text).front), names)))
-    return [*items, made(CARD_NAME, text.encode("utf-8", "backslashreplace"))]
-
-
-def _facts(
-    folder: OutputFolder, hashes: Mapping[str, Fingerprint], settings: PublishSettings, blame: str
-) -> CardFacts:
-    traits = traits_of(folder.config, sum(hashes[name].bytes for name in folder.shards))
-    origin = provenance(folder, settings.base_model)
-    recipes = tuple(servings(settings.repo, traits, settings.images))
-    manifest = hashes[MANIFEST_NAME].sha256
-    return CardFacts(settings.repo, folder, traits, origin, recipes, manifest, blame)
-
-
-def _recipe(facts: CardFacts) -> str:
-    modules = group_modules(open_checkpoint(facts.folder.root).tensors)
-    sizes = [(module, _parameters(module)) for module in modules.values()]
-    total = sum(count for _, count in sizes)
-    routed = sum(count for module, count in sizes if module.role.expert >= 0)
-    text = facts.folder.config.get("text_config") or facts.folder.config
-    experts, chosen = text.get("num_local_experts") or 0, text.get("num_experts_per_tok") or 0
-    active = total - routed + (routed * chosen // experts if experts else routed)
-    value = recipe(facts.repo, facts.traits, total, active, {s.engine: s for s in facts.servings})
-    return recipe_text(value)
-
-
-def _parameters(module: Module) -> int:
-    """Values of a module; scales are not among them."""
-    if not module.is_quantised:
-        return sum(_count(t.shape) for t in module.tensors.values())
-    return _count(module.shape)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-def _check_sizes(items: list[Item]) -> None:
-    for item in items:
-        if item.nbytes > LARGEST_FILE:
-            raise UsageError(
-                "publish-file-too-large", f"{item.name} is larger than the Hub takes",
-                where=item.name, got=f"{item.nbytes:,} bytes", expected=f"{LARGEST_FILE:,} bytes",
-                hint="convert again with a smaller --max-shard-size",
-            )  # fmt: skip
-
-
-def _old_weights(hub: Hub, state: RepoState) -> list[str]:
-    """Weights that the index in the repository names."""
-    if INDEX_NAME not in state.files:
-        return []
-    try:
-        weight_map = json.loads(hub.read(INDEX_NAME, state.base)).get("weight_map")
-        return sorted({str(name) for name in weight_map.values()})
-    except (ValueError, AttributeError):
-        return []
 
 
 def _diff(old: str, new: str) -> list[str]:

@@ -47,7 +47,7 @@ class Serving:
 
     Attributes:
         image: container image with its tag, and its digest where one was given; "" for none.
-        minimum: least version or build, in words.
+        minimum: least version or build, in words (what is known of it, for M3.1).
         command: words of the command line, one option with its value each; empty when the engine
             cannot load the checkpoint.
         notes: sentences to know before.
@@ -61,6 +61,7 @@ class Serving:
 
     @property
     def title(self) -> str:
+        """The engine's name for people."""
         return _TITLES[self.engine]
 
 
@@ -108,7 +109,7 @@ def _vllm_cache(traits: Traits, engine: str) -> str:
 
 
 def _vllm(engine: str, repo: str, traits: Traits, image: str) -> Serving:
-    minimum = "the image named" if traits.m31 else f"vLLM {VLLM}"
+    minimum = _minimum("vLLM", VLLM, traits)
     if traits.layout == "minimax" and not traits.m31:
         why = f"vLLM {VLLM} stops at the experts' scales of this layout; use `--layout modelopt`."
         return Serving(engine, "", "", (), (why,))
@@ -137,6 +138,17 @@ def _vllm(engine: str, repo: str, traits: Traits, image: str) -> Serving:
     return Serving(engine, image, minimum, command, tuple(notes))
 
 
+def _minimum(name: str, version: str, traits: Traits) -> str:
+    """The least release, in words; for M3.1 as much as is known of it."""
+    if not traits.m31:
+        return f"{name} {version}"
+    if traits.layout == "minimax" and name == "SGLang":
+        # its loader of this layout was read; that it runs M3.1 as a whole was not seen
+        return f"{name} {version}, which has this layout's loader"
+    stops = f" ({version} stops at this layout's experts)" if traits.layout == "minimax" else ""
+    return f"that build: in which release of {name} M3.1 is first is not known{stops}"
+
+
 def _sglang(repo: str, traits: Traits, image: str) -> Serving:
     cache = "fp8_e4m3" if traits.kv else "auto"
     words = [f"python -m sglang.launch_server --model-path {repo}", f"--tp {traits.gpus}",
@@ -151,7 +163,7 @@ def _sglang(repo: str, traits: Traits, image: str) -> Serving:
             )
     if traits.kv == "NVFP4":
         notes.append("Without the option SGLang takes a declared NVFP4 for the model's own dtype.")
-    minimum = "the image named" if traits.m31 else f"SGLang {SGLANG}"
+    minimum = _minimum("SGLang", SGLANG, traits)
     words[0] = f"SGLANG_OPT_USE_BF16_ROUTER_GEMM=0 {words[0]}"
     return Serving(SGLANG_ENGINE, image, minimum, tuple(words), tuple(notes))
 

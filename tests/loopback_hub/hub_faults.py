@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ class Fault:
         delay: seconds before anything is answered.
         pause: seconds after every 64 KiB of an answer's body.
         corrupt: flip one bit of what is sent (GET), or of what is stored (PUT).
+        lose: do what is asked, and close the connection instead of answering.
+        before / after: called before the request is carried out, or once it has been.
     """
 
     pattern: str
@@ -34,6 +37,9 @@ class Fault:
     delay: float = 0.0
     pause: float = 0.0
     corrupt: bool = False
+    lose: bool = False
+    before: Callable[[], object] | None = None
+    after: Callable[[], object] | None = None
     met: int = 0
 
     def matches(self, request: str) -> bool:

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import yaml
-from loopback_hub.hub_store import Content, File, Repo, content_of
+from loopback_hub.hub_answers import Answer, Refusal, commit_of, find_repo, known, may_write, reply
+from loopback_hub.hub_commits import branch, commit, discussions, history
+from loopback_hub.hub_store import Content, File, content_of
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
-
-
-class Answer(NamedTuple):
-    """Status, body and headers."""
-
-    status: int
-    body: bytes = b""
-    headers: dict[str, str] = {}  # noqa: RUF012  never changed
-
-
-class Refusal(Exception):  # noqa: N818
-    """An answer that ends the request."""
-
-    def __init__(self, status: int, message: str, code: str = "") -> None:
-        super().__init__(message)
-        headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
-        self.answer = Answer(status, json.dumps({"error": message}).encode(), headers)
-
-
-def reply(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
-    return Answer(status, json.dumps(value).encode(), headers or {})
 
 
 def answer(hub: Any, request: dict[str, Any]) -> Answer:
@@ -46,36 +26,6 @@ def answer(hub: Any, request: dict[str, Any]) -> Answer:
     raise Refusal(404, f"the loopback Hub does not speak {line}")
 
 
-def _may_write(hub: Any, request: dict[str, Any]) -> None:
-    _known(hub, request)
-    if request["token"] is None:
-        raise Refusal(401, "Invalid username or password.")
-    if request["token"] != hub.token:
-        raise Refusal(403, "you don't have the rights to write here")
-
-
-def _known(hub: Any, request: dict[str, Any]) -> None:
-    if request["token"] not in (None, hub.token, hub.read_token):
-        raise Refusal(401, "Invalid credentials in Authorization header")
-
-
-def _repo(hub: Any, request: dict[str, Any], name: str) -> Repo:
-    _known(hub, request)
-    repo = hub.store.repos.get(name)
-    if repo is None or (repo.private and request["token"] is None):
-        # without a token the Hub does not tell whether it is there
-        status = 404 if request["token"] else 401
-        raise Refusal(status, "Repository not found", "RepoNotFound")
-    return repo
-
-
-def _commit_of(repo: Repo, revision: str) -> str:
-    commit = repo.resolve(revision)
-    if commit is None:
-        raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-    return commit
-
-
 def _entry(name: str, file: File) -> dict[str, Any]:
     entry = {"type": "file", "path": name, "size": file.content.size, "oid": file.blob}
     if file.lfs:
@@ -84,10 +34,10 @@ def _entry(name: str, file: File) -> dict[str, Any]:
 
 
 def _info(hub: Any, request: dict[str, Any], name: str, revision: str = "main") -> Answer:
-    repo = _repo(hub, request, name)
-    commit = _commit_of(repo, revision)
+    repo = find_repo(hub, request, name)
+    sha = commit_of(repo, revision)
     siblings = []
-    for path, file in sorted(repo.commits[commit].items()):
+    for path, file in sorted(repo.commits[sha].items()):
         sibling: dict[str, Any] = {"rfilename": path}
         if "blobs" in request["query"]:
             sibling |= {"size": file.content.size, "blobId": file.blob}
@@ -96,14 +46,14 @@ def _info(hub: Any, request: dict[str, Any], name: str, revision: str = "main") 
                 sibling["lfs"] = {"sha256": file.content.sha256, "size": size, "pointerSize": 134}
         siblings.append(sibling)
     return reply(
-        {"_id": "0", "id": name, "modelId": name, "sha": commit, "private": repo.private,
+        {"_id": "0", "id": name, "modelId": name, "sha": sha, "private": repo.private,
          "tags": [], "downloads": 0, "likes": 0, "siblings": siblings}
     )  # fmt: skip
 
 
 def _tree(hub: Any, request: dict[str, Any], name: str, revision: str, path: str = "") -> Answer:
-    repo = _repo(hub, request, name)
-    tree = repo.commits[_commit_of(repo, revision)]
+    repo = find_repo(hub, request, name)
+    tree = repo.commits[commit_of(repo, revision)]
     start = int(request["query"].get("cursor", "0"))
     below = [n for n in sorted(tree) if not path or n.startswith(f"{path}/")]
     page, headers = below[start : start + hub.page], {}
@@ -114,14 +64,14 @@ def _tree(hub: Any, request: dict[str, Any], name: str, revision: str, path: str
 
 
 def _paths(hub: Any, request: dict[str, Any], name: str, revision: str) -> Answer:
-    repo = _repo(hub, request, name)
-    tree = repo.commits[_commit_of(repo, revision)]
+    repo = find_repo(hub, request, name)
+    tree = repo.commits[commit_of(repo, revision)]
     body = json.loads(request["body"])
     return reply([_entry(n, tree[n]) for n in body["paths"] if n in tree])
 
 
 def _refs(hub: Any, request: dict[str, Any], name: str) -> Answer:
-    repo = _repo(hub, request, name)
+    repo = find_repo(hub, request, name)
     branches = [
         {"name": ref, "ref": f"refs/heads/{ref}", "targetCommit": commit}
         for ref, commit in repo.refs.items() if not ref.startswith("refs/")
@@ -130,24 +80,15 @@ def _refs(hub: Any, request: dict[str, Any], name: str) -> Answer:
 
 
 def _create(hub: Any, request: dict[str, Any]) -> Answer:
-    _may_write(hub, request)
+    may_write(hub, request)
     body = json.loads(request["body"])
     name = f"{body['organization']}/{body['name']}" if body.get("organization") else body["name"]
     url = f"{hub.endpoint}/{name}"
     if name in hub.store.repos:
         return reply({"error": "You already created this model repo", "url": url}, 409)
-    hub.store.create(name, body.get("visibility") == "private" or bool(body.get("private")))
+    told = body["visibility"] == "private" if "visibility" in body else body.get("private")
+    hub.store.create(name, hub.private_by_default if told is None else bool(told))
     return reply({"url": url, "name": name, "id": "0"})
-
-
-def _branch(hub: Any, request: dict[str, Any], name: str, branch: str) -> Answer:
-    _may_write(hub, request)
-    repo = _repo(hub, request, name)
-    if branch in repo.refs:
-        raise Refusal(409, "Reference already exists")
-    start = json.loads(request["body"] or b"{}").get("startingPoint") or "main"
-    repo.refs[branch] = _commit_of(repo, start)
-    return reply({})
 
 
 def _validate(hub: Any, request: dict[str, Any]) -> Answer:
@@ -164,9 +105,9 @@ def _validate(hub: Any, request: dict[str, Any]) -> Answer:
 
 
 def _preupload(hub: Any, request: dict[str, Any], name: str, revision: str) -> Answer:
-    _may_write(hub, request)
-    repo = _repo(hub, request, name)
-    tree = repo.commits[_commit_of(repo, revision)]
+    may_write(hub, request)
+    repo = find_repo(hub, request, name)
+    tree = repo.commits[commit_of(repo, revision)]
     body = json.loads(request["body"])
     ignored = tree[".gitignore"].content.read().decode().split() if ".gitignore" in tree else []
     files = []
@@ -181,7 +122,7 @@ def _preupload(hub: Any, request: dict[str, Any], name: str, revision: str) -> A
 
 
 def _batch(hub: Any, request: dict[str, Any], name: str) -> Answer:
-    _may_write(hub, request)
+    may_write(hub, request)
     objects = []
     for wanted in json.loads(request["body"])["objects"]:
         oid, size = wanted["oid"], wanted["size"]
@@ -235,51 +176,13 @@ def _verify(hub: Any, request: dict[str, Any], oid: str) -> Answer:
     return reply({})
 
 
-def _commit(hub: Any, request: dict[str, Any], name: str, revision: str) -> Answer:
-    _may_write(hub, request)
-    repo = _repo(hub, request, name)
-    head, page = _commit_of(repo, revision), f"{hub.endpoint}/{name}"
-    lines = [json.loads(line) for line in request["body"].splitlines() if line]
-    header = next(line["value"] for line in lines if line["key"] == "header")
-    if header.get("parentCommit") not in (None, head):
-        raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-    tree = dict(repo.commits[head])
-    for line in lines:
-        _apply(hub, tree, line["key"], line["value"])
-    ref, url = revision, None
-    if "create_pr" in request["query"]:
-        number = hub.store.next_pull_request()
-        ref, url = f"refs/pr/{number}", f"{page}/discussions/{number}"
-    commit = repo.commit(ref, tree, header["summary"])
-    return reply(
-        {"success": True, "commitOid": commit, "commitUrl": f"{page}/commit/{commit}",
-         "hookOutput": "", "pullRequestUrl": url}
-    )  # fmt: skip
-
-
-def _apply(hub: Any, tree: dict[str, File], key: str, value: dict[str, Any]) -> None:
-    if key == "file":
-        tree[value["path"]] = File(content_of(base64.b64decode(value["content"])), False)
-    elif key == "lfsFile":
-        stored: Content | None = hub.store.contents.get(value["oid"])
-        if stored is None:
-            raise Refusal(400, f"LFS object {value['oid']} was not uploaded")
-        tree[value["path"]] = File(stored, True)
-    elif key == "deletedFile":
-        if tree.pop(value["path"], None) is None:
-            raise Refusal(404, "A file with this name doesn't exist", "EntryNotFound")
-    elif key == "deletedFolder":
-        for name in [n for n in tree if n.startswith(value["path"].rstrip("/") + "/")]:
-            del tree[name]
-
-
 def _resolve(hub: Any, request: dict[str, Any], name: str, revision: str, path: str) -> Answer:
-    repo = _repo(hub, request, name)
-    commit = _commit_of(repo, revision)
-    file = repo.commits[commit].get(path)
+    repo = find_repo(hub, request, name)
+    sha = commit_of(repo, revision)
+    file = repo.commits[sha].get(path)
     if file is None:
         raise Refusal(404, "Entry not found", "EntryNotFound")
-    headers = {"X-Repo-Commit": commit, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
+    headers = {"X-Repo-Commit": sha, "ETag": f'"{file.etag}"', "Accept-Ranges": "bytes"}
     if not file.lfs:
         return _bytes(file.content, request, headers)
     size = file.content.size
@@ -319,7 +222,7 @@ def _bytes(content: Content, request: dict[str, Any], headers: dict[str, str]) -
 
 
 def _whoami(hub: Any, request: dict[str, Any]) -> Answer:
-    _known(hub, request)
+    known(hub, request)
     if request["token"] is None:
         raise Refusal(401, "Invalid username or password.")
     return reply({"type": "user", "name": "loopback", "orgs": []})
@@ -337,9 +240,11 @@ _ROUTES: list[tuple[str, Callable[..., Answer]]] = [
     (rf"GET {_MODEL}/tree/([^/]+)/(.+)", _tree),
     (rf"POST {_MODEL}/paths-info/([^/]+)", _paths),
     (rf"GET {_MODEL}/refs", _refs),
-    (rf"POST {_MODEL}/branch/([^/]+)", _branch),
+    (rf"POST {_MODEL}/branch/([^/]+)", branch),
+    (rf"GET {_MODEL}/commits/([^/]+)", history),
+    (rf"GET {_MODEL}/discussions", discussions),
     (rf"POST {_MODEL}/preupload/([^/]+)", _preupload),
-    (rf"POST {_MODEL}/commit/([^/]+)", _commit),
+    (rf"POST {_MODEL}/commit/([^/]+)", commit),
     (rf"POST /{_NAME}\.git/info/lfs/objects/batch", _batch),
     (r"PUT /lfs/upload/(\w+)", _upload),
     (r"PUT /lfs/part/(\w+)/(\d+)", _part),

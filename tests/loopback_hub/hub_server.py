@@ -11,9 +11,10 @@
 Spoken: repository create and info (with `blobs`), revisions, tree (recursive, paged by Link),
 paths-info, refs, branches, resolve (GET and HEAD, ranges; large files by a 302 to /cdn/… on
 `hub.storage`, another origin, which wants no token and refuses one), validate-yaml, preupload, LFS
-batch (basic and multipart), verify, commit (NDJSON, deletions, create_pr), whoami. Xet is not
-spoken: set HF_HUB_DISABLE_XET=1, as `hub.environment` does. What the Hub does is told by
-huggingface_hub's hf_api.py, lfs.py and _commit_api.py.
+batch (basic and multipart), verify, commit (NDJSON, deletions, parentCommit, create_pr; to branches
+and pull requests), commits, discussions (pull requests alone), whoami. Xet is not spoken: set
+HF_HUB_DISABLE_XET=1, as `hub.environment` does. What the Hub does is told by huggingface_hub's
+hf_api.py, lfs.py and _commit_api.py.
 
 Tokens: `hub.token` may write; `hub.read_token` may read private repositories; others get 401.
 """
@@ -28,8 +29,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from loopback_hub.hub_answers import Answer, Refusal
 from loopback_hub.hub_faults import Fault, Log
-from loopback_hub.hub_requests import Answer, Refusal, answer
+from loopback_hub.hub_requests import answer
 from loopback_hub.hub_store import LFS_SUFFIXES, Store
 
 _PIECE = 64 << 10
@@ -53,6 +55,8 @@ class LoopbackHub:
         self.store = Store(lfs_suffixes)
         self.log = Log()
         self.part_bytes, self.page = part_bytes, page
+        #: What a new repository is where nothing is asked for, as an organisation may settle it.
+        self.private_by_default = False
         self.lock = threading.RLock()
         self._faults: list[Fault] = []
         # storage is another origin: clients follow redirects within a host, and send it no token
@@ -150,12 +154,25 @@ class _Handler(BaseHTTPRequestHandler):
             error = {"error": fault.message}
             reply = Answer(fault.status, json.dumps(error).encode(), dict(fault.headers))
         else:
-            try:
-                with hub.lock:
-                    reply = answer(hub, self._parsed(body, fault))
-            except Refusal as refusal:
-                reply = refusal.answer
+            reply = self._carried_out(body, fault)
+        if fault and fault.lose:
+            self._log(0, 0, len(body))
+            self._cut()
+            return
         self._send(reply, fault, len(body))
+
+    def _carried_out(self, body: bytes, fault: Fault | None) -> Answer:
+        hub = self.server.hub
+        try:
+            with hub.lock:
+                if fault and fault.before:
+                    fault.before()
+                reply = answer(hub, self._parsed(body, fault))
+                if fault and fault.after:
+                    fault.after()
+                return reply
+        except Refusal as refusal:
+            return refusal.answer
 
     def _parsed(self, body: bytes, fault: Fault | None) -> dict[str, Any]:
         parts = urlsplit(self.path)

@@ -69,6 +69,16 @@ Tree = dict[str, File]
 
 
 @dataclass
+class PullRequest:
+    """A pull request; its commits are at refs/pr/NUMBER."""
+
+    number: int
+    title: str
+    author: str = "loopback"
+    status: str = "open"
+
+
+@dataclass
 class Repo:
     """A model repository: branches (and refs/pr/N) point to commits, commits are trees."""
 
@@ -77,15 +87,27 @@ class Repo:
     commits: dict[str, Tree] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
     messages: list[tuple[str, str, str]] = field(default_factory=list)
+    parents: dict[str, str | None] = field(default_factory=dict)
+    pulls: list[PullRequest] = field(default_factory=list)
 
-    def commit(self, ref: str, tree: Tree, message: str = "") -> str:
-        """Add a commit and move `ref` to it."""
+    def commit(self, ref: str, tree: Tree, message: str = "", parent: str | None = None) -> str:
+        """Add a commit on top of `ref` (or of `parent`) and move `ref` to it."""
         text = f"{self.name} {ref} {len(self.commits)} {message}"
         sha = hashlib.sha1(text.encode()).hexdigest()
         self.commits[sha] = tree
+        self.parents[sha] = parent or self.refs.get(ref) or self.refs.get("main")
         self.refs[ref] = sha
         self.messages.append((ref, sha, message))
         return sha
+
+    def history(self, commit: str) -> list[str]:
+        """A commit and those before it, the latest first."""
+        found: list[str] = []
+        at: str | None = commit
+        while at is not None:
+            found.append(at)
+            at = self.parents[at]
+        return found
 
     def resolve(self, revision: str) -> str | None:
         """The commit of a branch, a reference or a commit id."""

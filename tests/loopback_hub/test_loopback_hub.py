@@ -148,3 +148,78 @@ def test_files_on_disk_are_served_without_being_read_whole(hub, tmp_path):
     status, headers, body = ask(hub, location.removeprefix(hub.storage), {"Range": "bytes=0-9"})
     assert (status, body) == (206, b"\0" * 10)
     assert headers["Content-Range"] == f"bytes 0-9/{3 << 30}"
+
+
+def add(name: str, data: bytes):
+    from huggingface_hub import CommitOperationAdd
+
+    return CommitOperationAdd(name, data)
+
+
+def test_a_commit_follows_the_one_it_names(hub, api):
+    from huggingface_hub.errors import HfHubHTTPError
+
+    first = hub.add(REPO, {"x": b"1"})
+    done = api.create_commit(REPO, [add("y", b"1")], commit_message="m", parent_commit=first[:7])
+    assert hub.store.repos[REPO].history(done.oid)[:2] == [done.oid, first]
+    assert [c.commit_id for c in api.list_repo_commits(REPO)][:2] == [done.oid, first]
+    before = hub.files(REPO)
+    with pytest.raises(HfHubHTTPError) as caught:
+        api.create_commit(REPO, [add("z", b"1")], commit_message="m", parent_commit=first)
+    assert caught.value.response.status_code == 412
+    assert hub.files(REPO) == before
+
+
+def test_a_pull_request_starts_from_the_commit_it_names(hub, api):
+    first = hub.add(REPO, {"x": b"1"})
+    hub.add(REPO, {"later": b"1"})
+    done = api.create_commit(
+        REPO, [add("y", b"1")], commit_message="title", parent_commit=first, create_pr=True
+    )
+    assert done.pr_revision == "refs/pr/1"
+    assert "later" not in hub.files(REPO, "refs/pr/1")
+    api.create_commit(REPO, [add("z", b"1")], commit_message="more", revision="refs/pr/1")
+    assert {"x", "y", "z"} <= {*hub.files(REPO, "refs/pr/1")}
+    assert "y" not in hub.files(REPO)
+    (found,) = api.get_repo_discussions(REPO, discussion_type="pull_request",
+                                        discussion_status="open")  # fmt: skip
+    assert (found.title, found.git_reference, found.author) == ("title", "refs/pr/1", "loopback")
+    assert not list(api.get_repo_discussions(REPO, author="somebody"))
+    assert not list(api.get_repo_discussions(REPO, discussion_type="discussion"))
+    hub.store.repos[REPO].pulls[0].status = "merged"
+    assert not list(api.get_repo_discussions(REPO, discussion_status="open"))
+
+
+def test_what_cannot_be_committed_to_or_deleted(hub, api):
+    from huggingface_hub import CommitOperationDelete
+    from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
+
+    commit = hub.add(REPO, {"x": b"1"})
+    with pytest.raises(RevisionNotFoundError):
+        api.create_commit(REPO, [add("y", b"1")], commit_message="m", revision=commit)
+    for name in ("a b", "../x", "refs/pr/1", commit):
+        with pytest.raises(HfHubHTTPError) as caught:
+            api.create_branch(REPO, branch=name)
+        assert caught.value.response.status_code == 400, name
+    with pytest.raises(HfHubHTTPError) as caught:
+        api.create_commit(REPO, [CommitOperationDelete("absent")], commit_message="m")
+    assert caught.value.response.status_code == 404
+    assert set(hub.store.repos[REPO].refs) == {"main"}
+
+
+def test_an_owner_decides_where_nothing_is_asked_for(hub, api):
+    hub.private_by_default = True
+    for name, asked in (("org/a", None), ("org/b", False), ("org/c", True)):
+        api.create_repo(name, private=asked)
+    assert [hub.store.repos[f"org/{n}"].private for n in "abc"] == [True, False, True]
+
+
+def test_an_answer_that_is_lost_was_carried_out(hub):
+    hub.add(REPO, {"x": b"y"})
+    seen = []
+    hub.fault("branch/v1", lose=True, before=lambda: seen.append(0), after=lambda: seen.append(1))
+    write = {"Authorization": f"Bearer {hub.token}", "Content-Length": "0"}
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        ask(hub, f"/api/models/{REPO}/branch/v1", write, "POST")
+    assert set(hub.store.repos[REPO].refs) == {"main", "v1"}
+    assert seen == [0, 1]

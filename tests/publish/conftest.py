@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from in_process import Outcome, run_mmq
 from loopback_hub.hub_server import LoopbackHub
-
-REPO = "org/model-NVFP4"
-#: What the good source's card lacks; its licence is `other`.
-CARD_OPTIONS = ("--base-model", "MiniMaxAI/MiniMax-M3-MXFP8", "--license-name", "minimax",
-                "--license-link", "LICENSE")  # fmt: skip
+from sent_files import CARD_OPTIONS, REPO
 
 
 @pytest.fixture

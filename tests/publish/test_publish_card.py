@@ -1,43 +1,18 @@
-"""The card: what must be in it before anything is sent, what it says, and whose words it keeps."""
+"""The card: what must be in it before anything is sent, and whose words it keeps."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 import re
-from pathlib import Path
 
 import pytest
-import yaml
-from card_example import COMMIT, REPO, facts, manifest
+from card_example import facts
 
 from mmq.errors import BadInputError
-from mmq.publish.card import END, START, ExistingCard, card_section, merged_card
-from mmq.publish.front_matter import (
-    front_problems,
-    join_card,
-    merge_front,
-    read_front,
-    split_card,
-    without_keys,
-)
+from mmq.publish.card import END, START, ExistingCard, merged_card
+from mmq.publish.front_matter import read_front, split_card
 
-GOLDEN = Path(__file__).parents[1] / "data" / "publish-card.md"
 LICENSE = {"license": "other", "license_name": "minimax", "license_link": "LICENSE"}
-FILES = frozenset({"LICENSE", "README.md"})
-GOOD = {**LICENSE, "base_model": "a/b", "base_model_relation": "quantized", "tags": ["nvfp4"]}
-
-
-def new_card(**values):
-    return merged_card(ExistingCard(""), facts(**values), LICENSE)
-
-
-def test_golden_card():
-    """UPDATE_GOLDEN=1 pytest … writes it anew; look at it as a reader would."""
-    card = new_card()
-    if os.environ.get("UPDATE_GOLDEN"):
-        GOLDEN.write_text(card, encoding="utf-8")
-    assert card == GOLDEN.read_text("utf-8")
-
 
 # P1: what the Hub would refuse after hours of upload is refused here, before anything is sent
 
@@ -84,8 +59,6 @@ def drop_readme(output):
     path.write_text(text, encoding="utf-8")
     report = output / "mmq-verify.json"
     pattern = r'(\{\s*"name": "mmq-manifest.json",.*?"sha256": ")\w+'
-    import hashlib
-
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     report.write_text(
         re.sub(pattern, rf"\g<1>{digest}", report.read_text("utf-8"), flags=re.S), encoding="utf-8"
@@ -111,33 +84,6 @@ def test_the_hub_is_asked_before_the_shards_go(publish, hub):
     assert not hub.store.repos
 
 
-def test_all_problems_are_told_at_once():
-    found = [f.message for f in front_problems({"license": "other"}, FILES)]
-    assert len(found) == 4
-    for word in ("license_name", "license_link", "base_model ", "base_model_relation"):
-        assert any(word in message for message in found), word
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"license": None}, {"license": ""}, {"license": 3}, {"license_name": None},
-        {"license_link": None}, {"license_link": "absent.txt"}, {"base_model": "b"},
-        {"base_model": ["a/b", None]}, {"base_model": []}, {"base_model_relation": None},
-        {"tags": [None]}, {"tags": [1]}, {"language": None}, {"datasets": [None]},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_each_rule_of_the_front_matter_bites(change):
-    assert not list(front_problems(GOOD, FILES))
-    assert list(front_problems({**GOOD, **change}, FILES))
-
-
-@pytest.mark.parametrize("value", ["https://x.org/licence", "LICENSE"])
-def test_links_that_lead_somewhere(value):
-    assert not list(front_problems({**GOOD, "license_link": value}, FILES))
-
-
 # merging
 
 AUTHOR = """---
@@ -155,7 +101,7 @@ I wrote *this* <!-- by hand -->.
 
 
 def test_the_authors_values_and_words_stay():
-    card = merged_card(ExistingCard(AUTHOR), facts(), LICENSE)
+    card = merged_card(ExistingCard(AUTHOR), facts(), {})
     front = read_front(split_card(card).front)
     assert front["license"] == "mit"
     assert front["pipeline_tag"] == "text-generation"
@@ -168,14 +114,15 @@ def test_the_authors_values_and_words_stay():
 
 
 def test_merging_again_changes_nothing():
-    once = merged_card(ExistingCard(AUTHOR), facts(), LICENSE)
-    assert merged_card(ExistingCard(once), facts(), LICENSE) == once
-    assert merged_card(ExistingCard(new_card()), facts(), LICENSE) == new_card()
+    new = merged_card(ExistingCard(""), facts(), LICENSE)
+    once = merged_card(ExistingCard(AUTHOR), facts(), {})
+    assert merged_card(ExistingCard(once), facts(), {}) == once
+    assert merged_card(ExistingCard(new), facts(), {}) == new
 
 
 def test_only_what_is_between_the_markers_is_replaced():
     old = AUTHOR + f"\nbefore\n{START}\nstale figures\n{END}\nafter\n"
-    card = merged_card(ExistingCard(old), facts(), LICENSE)
+    card = merged_card(ExistingCard(old), facts(), {})
     assert "stale figures" not in card
     head, tail = card.split(START)[0], card.split(END)[1]
     assert head.endswith("before\n")
@@ -196,20 +143,20 @@ def test_the_sources_card_is_not_taken_for_ours():
         "---\nlicense: mit\nbase_model: MiniMaxAI/MiniMax-M3\nlibrary_name: transformers\n"
         "model-index:\n- name: x\n  results: []\nlanguage:\n- en\n---\n# MiniMax-M3-MXFP8\n"
     )
-    card = merged_card(ExistingCard(source, sources=True), facts(), LICENSE)
+    card = merged_card(ExistingCard(source, sources=True), facts(), {})
     front = read_front(split_card(card).front)
     assert front["base_model"] == "MiniMaxAI/MiniMax-M3-MXFP8"
     assert front["library_name"] == "vllm"
     assert "model-index" not in front
     assert front["language"] == ["en"]
     assert card.index(END) < card.index("# MiniMax-M3-MXFP8\n")
-    kept = merged_card(ExistingCard(source), facts(), LICENSE)
+    kept = merged_card(ExistingCard(source), facts(), {})
     assert read_front(split_card(kept).front)["base_model"] == "MiniMaxAI/MiniMax-M3"
 
 
 def test_the_repositorys_card_wins_over_the_folders(publish, hub):
     hub.add("org/model-NVFP4", {"README.md": AUTHOR.encode()})
-    assert publish().code == 0
+    assert publish("--base-model", "a/b", card=False).code == 0
     card = hub.files("org/model-NVFP4")["README.md"].decode()
     assert "I wrote *this*" in card
     assert START in card
@@ -222,156 +169,60 @@ def test_a_card_that_is_not_utf8(publish, output, hub):
 
 
 @pytest.mark.parametrize(
-    ("front", "ours", "merged"),
+    "shown",
     [
-        ("", {"a": 1}, "a: 1\n"),
-        ("a: 1", {"b": 2}, "a: 1\nb: 2\n"),
-        ("a: null\nb: 2\n", {"a": 1}, "a: 1\nb: 2\n"),
-        ("a:\n# c\nb: 2\n", {"a": 1}, "a: 1\n# c\nb: 2\n"),
-        ("a: [1]\n", {"a": [2]}, "a: [1]\n"),
-        ("tags: [x]\nz: 1\n", {"tags": ["x", "y"]}, "tags:\n- x\n- y\nz: 1\n"),
-        ("tags: x\n", {"tags": ["y"]}, "tags:\n- x\n- y\n"),
-        ("text: |\n  a\n\n  b\nz: 1\n", {"y": 2}, "text: |\n  a\n\n  b\nz: 1\ny: 2\n"),
-        ("名: 模型\n", {"a": "é"}, "名: 模型\na: é\n"),
+        f"```html\n{START}\n…\n{END}\n```", f"~~~\n{START}\n~~~\n\n~~~\n{END}\n~~~",
+        f"    {START}\n    {END}", f"mmq writes between `{START}` and `{END}`.",
+        f"````\n```\n{START}\n```\n````", f"``` \n{START}\n```",
     ],
-)
-def test_front_matter_merges(front, ours, merged):
-    assert merge_front(front, ours) == merged
-    expected = {**(yaml.safe_load(merged) or {})}
-    assert read_front(merge_front(front, ours)) == expected
-
-
-@pytest.mark.parametrize(
-    ("front", "key", "rest"),
-    [
-        ("a: 1\nb: 2\n", "a", "b: 2\n"),
-        ("a: 1\nb:\n- x\n- y\n# c\nc: 3\n", "b", "a: 1\n# c\nc: 3\n"),
-        ("a: 1\n", "absent", "a: 1\n"),
-        ("a: 1", "a", ""),
-        ("a: |\n  x\n  y\nb: 1\n", "a", "b: 1\n"),
-    ],
-)
-def test_keys_are_taken_out_with_their_lines_only(front, key, rest):
-    assert without_keys(front, (key,)) == rest
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "# Only text\n", "---\na: 1\n---\n# Text\n", "---\na: 1\n---\n", "text\n---\nno: 1\n---\n",
-     "---\r\na: 1\r\n---\r\ntext\r\n"],
+    ids=["fence", "tildes", "indented", "in a line", "fence in a fence", "one alone"],
 )  # fmt: skip
-def test_cards_split_and_join(text):
-    card = split_card(text)
-    assert join_card(card).replace("\r\n", "\n") == text.replace("\r\n", "\n")
-    assert ("a: 1" in card.front) == (text.startswith("---"))
+def test_markers_in_code_are_only_shown(shown):
+    text = f"# Text\n\n{shown}\n\nafter\n"
+    card = merged_card(ExistingCard(text), facts(), LICENSE)
+    assert f"{text.rstrip()}\n\n{START}\n## " in card
+    again = merged_card(ExistingCard(card), facts(), LICENSE)
+    assert again == card
+    stale = card.replace("## Verification", "## Stale")
+    assert merged_card(ExistingCard(stale), facts(), LICENSE) == card
 
 
-# what it says
+@pytest.mark.parametrize("options", [("--license-name", "x"), ("--license-link", "LICENSE")])
+def test_a_name_of_another_licence_beside_mit_is_refused(publish, output, hub, options):
+    (output / "README.md").write_text("---\nlicense: mit\n---\n# x\n", encoding="utf-8")
+    outcome = publish("--base-model", "a/b", *options, card=False)
+    assert (outcome.code, outcome.error["id"]) == (4, "card-invalid")
+    assert options[0] in outcome.error["message"]
+    assert "mit" in outcome.error["message"]
+    assert not hub.log.of("^(POST|PUT)")
 
 
-def test_figures_come_with_their_errors_and_convention():
-    section = card_section(facts())
-    assert "| both (judged) | 13.483 ± 0.071 |" in section
-    assert "0.0431 ± 0.0011" in section
-    assert "KL(source ‖ this)" in section
-    assert "one standard error" in section
-    assert "12" * 32 in section
-    assert "32 windows" in section
+def test_an_authors_own_name_of_a_licence_stays():
+    text = "---\nlicense: mit\nlicense_name: x\n---\n"
+    card = merged_card(ExistingCard(text), facts(), {})
+    assert read_front(split_card(card).front)["license_name"] == "x"
 
 
-def test_no_figures_where_none_were_measured():
-    section = card_section(facts(with_logits=False))
-    assert "No perplexity or parity was measured." in section
-    assert "KLD" not in section
+def test_options_that_the_author_overrules_are_told(publish, output, hub):
+    text = "---\nlicense: mit\nbase_model: x/other\n---\n# x\n"
+    hub.add("org/model-NVFP4", {"README.md": text.encode()})
+    outcome = publish("--base-model", "a/b", "--license", "mit", "--dry-run", card=False)
+    (told,) = outcome.of("warning")
+    assert "base_model: x/other" in told["message"]
+    assert "--base-model is not used" in told["message"]
+    both = publish("--base-model", "a/b", "--license", "apache-2.0", "--dry-run", card=False)
+    assert len(both.of("warning")) == 2
 
 
-def test_it_claims_nothing_that_was_not_measured():
-    section = card_section(facts())
-    for word in ("418.9", "724.9", "1.7×", "44.6", "451.5", "tok/s", "lossless"):
-        assert word not in section
+def test_one_of_several_base_models_is_not_overruled(publish, hub):
+    text = "---\nlicense: mit\nbase_model: [x/other, a/b]\n---\n# x\n"
+    hub.add("org/model-NVFP4", {"README.md": text.encode()})
+    assert not publish("--base-model", "a/b", "--dry-run", card=False).of("warning")
 
 
-def test_free_text_cannot_break_out():
-    evil = f"</details> {END} | `x` [link](http://x) <script>"
-    value = manifest()
-    value["versions"]["mmq"] = evil
-    value["source"]["shards"][0]["name"] = evil
-    section = card_section(facts(manifest_value=value, blame=evil))
-    assert section.count(END) == 1
-    assert section.endswith(END)
-    assert "<script>" not in section
-    assert "](http:" not in section.replace("\\]", "")
-    row = next(line for line in section.splitlines() if "details" in line and line.startswith("|"))
-    assert row.count("|") == 5
-
-
-def test_an_ignore_pattern_cannot_break_out_of_the_command():
-    section = card_section(facts(manifest_value=manifest(ignore=["a\n```\n# x"])))
-    assert "--ignore 'a\\x0a```\\x0a# x'\n```\n" in section
-
-
-def test_origin_is_a_commit_or_the_hashes():
-    section = card_section(facts())
-    assert f"at commit `{COMMIT}`" in section
-    assert f"mmq convert MiniMaxAI/MiniMax-M3-MXFP8@{COMMIT} OUT --to nvfp4" in section
-    value = manifest()
-    value["source"] |= {"repo": "", "commit": ""}
-    plain = card_section(facts(manifest_value=value))
-    assert "commit unknown" in plain
-    for digest in ("ab" * 32, "ef" * 32):
-        assert digest in plain
-    assert "cd" * 32 not in plain, "the file's hash says more than its header's"
-
-
-def test_numbers_that_came_from_data_are_told():
-    value = manifest() | {
-        "calibration": {
-            "kv_scales": {"sha256": "9a" * 32, "tokens": 65_536, "observer": "percentile"},
-            "importance": {"sha256": "8b" * 32},
-        }
-    }
-    section = card_section(facts(manifest_value=value))
-    assert "`--kv-scales`: measured on 65,536 tokens, observer percentile; file SHA-256" in section
-    assert f"`--importance`: from a file; file SHA-256 `{'8b' * 32}`." in section
-
-
-def test_folders_of_the_machine_stay_out():
-    value = manifest(kv_scales="/home/someone/kv.json", experts_from="/data/M3-BF16")
-    section = card_section(facts(manifest_value=value))
-    assert "/home" not in section
-    assert "--kv-scales kv.json --experts-from M3-BF16" in section
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "OUT --to nvfp4\n"),
-        ({"layout": "minimax", "kv_scales": "none"}, "--to nvfp4 --layout minimax\n"),
-        ({"kv_format": "nvfp4", "scale_search": "max"}, "--kv-format nvfp4 --scale-search max\n"),
-        ({"ignore": ["*.w1", "lm_head"]}, "--ignore '*.w1' --ignore lm_head\n"),
-        ({"max_shard_bytes": 1_000}, "--max-shard-size 1000\n"),
-        ({"mtp": "keep", "allow_nonfinite": True}, "--mtp keep --allow-nonfinite-passthrough\n"),
-        ({"to": "bf16", "kv_scales": "none", "input_scales": "none"}, "OUT --to bf16\n"),
-    ],
-)
-def test_the_command_is_the_one_that_made_it(options, words):
-    assert words in card_section(facts(manifest_value=manifest(**options)))
-
-
-def test_warnings_are_shown():
-    assert "- warning `x`: &lt;b&gt;evil&lt;/b&gt;" in card_section(facts())
-
-
-def test_unverified():
-    section = card_section(facts(verified=False, blame="nobody looked"))
-    assert "mmq did not verify these files." in section
-    assert "nobody looked" in section
-
-
-def test_the_page_is_sound_markdown():
-    card = new_card()
-    assert "\n\n\n" not in card
-    assert card.count("```") % 2 == 0
-    for line in card.splitlines():
-        assert line == line.rstrip()
-    assert REPO in card
+def test_a_licence_that_only_the_repository_has(publish, hub):
+    hub.add("org/model-NVFP4", {"LICENSE.md": b"the author's"})
+    words = ("--base-model", "a/b", "--license-name", "x", "--license-link")
+    assert publish(*words, "LICENSE.md", "--dry-run", card=False).code == 0
+    outcome = publish(*words, "LICENCE.txt", "--dry-run", card=False)
+    assert (outcome.code, outcome.error["id"]) == (4, "card-invalid")

@@ -64,13 +64,22 @@ def test_people_read_files_bytes_order_and_the_cards_changes(hub, output):
     assert "the Hub holds" not in text
 
 
-def test_a_long_batch_is_shortened_with_the_index_and_card_kept(hub, output):
-    code, _, _ = run_mmq("publish", output, REPO, *BASE, "--dry-run")
+def test_a_dry_run_lists_every_file_and_a_run_a_dozen_of_a_batch(hub, output):
+    def printed(*options: str) -> str:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            assert main(["publish", str(output), REPO, *BASE, *options]) == 0
+        return out.getvalue()
+
+    code, events, _ = run_mmq("publish", output, REPO, *BASE, "--dry-run")
     assert code == 0
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        main(["publish", str(output), REPO, *BASE])
-    text = out.getvalue()
+    batches = next(e for e in events if e["event"] == "result")["batches"]
+    names = [item["name"] for batch in batches for item in batch]
+    assert max(map(len, batches)) > 12
+    text = printed("--dry-run").partition("\nREADME.md\n")[0]
+    assert all(f"  {name} " in text for name in names)
+    assert " more" not in text
+    text = printed()
     assert " more" in text
     assert INDEX in text
     assert "README.md" in text

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
+from card_example import verify_report
 from in_process import run_mmq
 from m3_source import INDEX
 
-REPORT = "mmq-verify.json"
+REPORT, DRAFT = "mmq-verify.json", "dspark/model.safetensors"
 
 
 def edit_report(output, **values):
     report = json.loads((output / REPORT).read_bytes())
     (output / REPORT).write_text(json.dumps({**report, **values}), encoding="utf-8")
+
+
+def edit_manifest(output, name, **values):
+    """Change a file's entry; the report then judges that manifest as it is."""
+    path = output / "mmq-manifest.json"
+    manifest = json.loads(path.read_bytes())
+    for entry in manifest["files"]:
+        entry |= values if entry["name"] == name else {}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    files = json.loads((output / REPORT).read_bytes())["files"]
+    for file in files:
+        if file["name"] == path.name:
+            file["sha256"] = sha256(path)
+    edit_report(output, files=files)
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def flip_last_byte(path):
@@ -36,6 +56,24 @@ def failed(output):
 
 def inconclusive(output):
     edit_report(output, verdict="inconclusive")
+
+
+def level_belies_the_verdict(output):
+    report = json.loads((output / REPORT).read_bytes())
+    report["levels"][-1]["status"] = "fail"
+    edit_report(output, levels=report["levels"])
+
+
+def finding_belies_the_verdict(output):
+    finding = {"severity": "error", "id": "file-hash", "message": "m", "level": "weights"}
+    edit_report(output, findings=[finding])
+
+
+def gate_belies_the_verdict(output):
+    """Level logits of another model's report; one of its gates made to fail."""
+    logits = verify_report().logits.model_dump(mode="json")
+    logits["gates"][0]["status"] = "fail"
+    edit_report(output, logits=logits)
 
 
 def shard_changed(output):
@@ -68,18 +106,36 @@ def side_file_nobody_judged(output):
     flip_last_byte(output / "chat_template.jinja")
 
 
+def draft_nobody_judged(output):
+    report = json.loads((output / REPORT).read_bytes())
+    assert any(f["name"] == DRAFT for f in report["files"])
+    edit_report(output, files=[f for f in report["files"] if f["name"] != DRAFT])
+
+
+def changed_with_its_manifest(output):
+    """The manifest agrees with the new bytes; the report, which judged the old ones, counts."""
+    name = "chat_template.jinja"
+    flip_last_byte(output / name)
+    edit_manifest(output, name, sha256=sha256(output / name))
+
+
 @pytest.mark.parametrize(
     ("fault", "finding"),
     [
         (unverified, "publish-unverified"),
         (failed, "publish-verdict"),
         (inconclusive, "publish-verdict"),
+        (level_belies_the_verdict, "publish-verdict"),
+        (finding_belies_the_verdict, "publish-verdict"),
+        (gate_belies_the_verdict, "publish-verdict"),
         (shard_changed, "publish-stale"),
         (config_changed, "publish-stale"),
         (config_resized, "publish-file-missing"),
         (manifest_changed, "publish-stale"),
         (structure_only, "publish-weights-unverified"),
         (side_file_nobody_judged, "publish-stale"),
+        (draft_nobody_judged, "publish-weights-unverified"),
+        (changed_with_its_manifest, "publish-stale"),
     ],
     ids=lambda v: getattr(v, "__name__", v),
 )
@@ -123,7 +179,7 @@ def test_a_passing_card_has_no_such_note(publish, hub):
 def test_the_card_of_out_may_be_edited_after_verifying(publish, output, hub):
     card = output / "README.md"
     card.write_text("---\nlicense: mit\n---\n# Mine\n\nHello.\n", encoding="utf-8")
-    assert publish(card=True).code == 0
+    assert publish("--base-model", "org/base", card=False).code == 0
     published = hub.files("org/model-NVFP4")["README.md"].decode()
     assert published.startswith("---\nlicense: mit\n")
     assert published.index("Hello.") < published.index("<!-- mmq -->")
@@ -142,6 +198,13 @@ def manifest_leads_out(output):
     path.write_bytes(path.read_bytes().replace(b'"LICENSE"', b'"../LICENSE"'))
 
 
+def manifest_names_a_file_twice(output):
+    path = output / "mmq-manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["files"].append(manifest["files"][0])
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+
+
 def without_shard(output):
     shard_of(output).unlink()
 
@@ -158,6 +221,7 @@ def index_names_another(output):
         (unfinished, "output-unfinished", 5),
         (without_manifest, "publish-no-manifest", 4),
         (manifest_leads_out, "publish-manifest-invalid", 4),
+        (manifest_names_a_file_twice, "publish-manifest-invalid", 4),
         (without_shard, "publish-file-missing", 4),
         (index_names_another, "index-manifest-differ", 4),
     ],

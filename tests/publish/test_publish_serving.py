@@ -11,9 +11,10 @@ from huggingface_hub import parse_eval_result_entries
 
 from mmq.errors import MmqError, UsageError
 from mmq.publish.eval_results import EvalDataset, eval_text, parse_dataset
-from mmq.publish.recipe import billions, recipe, recipe_problems, recipe_text
+from mmq.publish.recipe import billions, has_recipe, recipe, recipe_problems, recipe_text
 from mmq.publish.serve import parse_images, servings
 from mmq.publish.traits import traits_of
+from mmq.report.schema import Measure
 
 DIGEST = "sha256:" + "0f" * 32
 
@@ -50,6 +51,20 @@ def test_m31_has_images_of_its_own():
     assert found["sglang"].image == "lmsysorg/sglang:dev-minimax-m31-flash"
     assert "--page-size 128" in words(found["sglang"])
     assert not found["tensorrt-llm"].command
+
+
+def test_a_least_release_of_m31_is_not_made_up():
+    found = commands(m31=True, layout="minimax")
+    for engine in ("vllm", "vllm-rocm"):
+        assert found[engine].minimum == (
+            "that build: in which release of vLLM M3.1 is first is not known"
+            " (0.33.0 stops at this layout's experts)"
+        )
+    assert found["sglang"].minimum == "SGLang 0.5.23, which has this layout's loader"
+    for engine, serving in commands(m31=True, layout="modelopt").items():
+        if engine in ("vllm", "vllm-rocm", "sglang"):
+            assert "is not known" in serving.minimum
+            assert "0." not in serving.minimum
 
 
 def test_engines_that_cannot_load_a_layout_get_a_reason_and_no_command():
@@ -134,6 +149,30 @@ def test_the_recipe_obeys_the_schema_and_reads_back():
     assert "hardware" not in value["meta"], "only what somebody has run belongs there"
 
 
+@pytest.mark.parametrize("kv", ["FP8", "NVFP4", ""])
+def test_amds_options_are_whole_and_come_out_as_its_command_has_them(kv):
+    """vLLM's recipes put extra_args after base_args, and the last of an option's values counts."""
+    value = recipe(REPO, traits(kv=kv), 1, 1, commands(kv=kv))
+    extra = value["hardware_overrides"]["amd"]["extra_args"]
+    assert len(extra) % 2 == 0
+    assert all(word.startswith("--") for word in extra[::2])
+    both = [*value["model"]["base_args"], *extra]
+    last = dict(zip(both[::2], both[1::2], strict=True))
+    serve = words(commands(kv=kv)["vllm-rocm"])
+    assert all(f"{option} {given}" in serve for option, given in last.items())
+    assert last["--kv-cache-dtype"] == {"FP8": "fp8", "NVFP4": "fp8", "": "auto"}[kv]
+
+
+def test_only_what_vllm_is_known_to_load_has_a_recipe():
+    def found(**values):
+        return has_recipe(traits(**values), commands(**values).values())
+
+    assert found()
+    assert found(layout="bf16")
+    assert not found(layout="minimax")
+    assert not found(m31=True, layout="minimax"), "in which release first is not known"
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -209,6 +248,23 @@ def test_no_figures_no_results():
     with pytest.raises(UsageError) as error:
         eval_text(verify_report(with_logits=False), EvalDataset("org/set", "t", ""))
     assert error.value.id == "eval-no-figures"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_perplexity_that_is_no_number_is_no_result(value):
+    report = verify_report()
+    arms = report.logits.arms
+    arms["both"] = arms["both"].model_copy(update={"perplexity": Measure(value=value)})
+    with pytest.raises(UsageError) as error:
+        eval_text(report, EvalDataset("org/set", "t", ""))
+    assert error.value.id == "eval-no-figures"
+
+
+def test_results_are_utf8_whatever_the_convention_says():
+    report = verify_report()
+    report.logits.convention["texts"] = "bad \ud800 name"
+    text = eval_text(report, EvalDataset("org/set", "t", ""))
+    assert "bad \\ud800 name" in yaml.safe_load(text.encode("utf-8"))[0]["notes"]
 
 
 @pytest.mark.parametrize(
