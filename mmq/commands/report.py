@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from mmq.commands.completing import complete_file
-from mmq.commands.paths import expanded, optional_path
+from mmq.commands.output_files import output_file
+from mmq.commands.paths import expanded
 from mmq.errors import UsageError
 from mmq.invocation import Run, global_options
 
@@ -43,13 +44,13 @@ def report(run: Run, /, file: str, other: str | None, form: str, output: str | N
     from mmq.report.load import read_reports
 
     paths = [Path(expanded(path)) for path in (file, other) if path is not None]
-    target = optional_path(output)
+    target = output_file(output)
     _keep_input(paths, target)
     found = [read_reports(path) for path in paths]
     text = _compared(found[0], found[1], form) if len(found) > 1 else _rendered(found[0], form)
     if form == "github":
         _annotate(found[-1], run.console)
-        target = _step_summary(text, target)
+        target = _step_summary(text, target, run.console)
     elif target is not None:
         from mmq.convert.writer import write_file
 
@@ -134,8 +135,11 @@ def _annotate(found: Reports, console: Console) -> None:
     console.annotate(workflow_commands([f for r in found.found for f in r.findings]))
 
 
-def _step_summary(text: str, target: Path | None) -> Path | None:
-    """Append to the step's summary where there is one; else the text goes where -o says."""
+def _step_summary(text: str, target: Path | None, console: Console) -> Path | None:
+    """Append to the step's summary where there is one; else the text goes where -o says.
+
+    A summary that cannot be written is a note, as it is after `mmq verify`; stdout has the text.
+    """
     from mmq.report.github import append_summary, summary_path
 
     if target is not None:
@@ -145,5 +149,9 @@ def _step_summary(text: str, target: Path | None) -> Path | None:
         return target
     path = summary_path(os.environ)
     if path is not None:
-        append_summary(path, text)
+        try:
+            append_summary(path, text)
+        except OSError as error:
+            console.note(f"the step summary was not written: {error.strerror or error}")
+            return None
     return path

@@ -37,10 +37,11 @@ class LineChart:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Horizontal bars in groups, such as before and after; `unit` divides the values shown.
+    """Horizontal bars of bytes in groups, such as before and after.
 
     Attributes:
-        groups: (label, one value per name of `names`).
+        groups: (label, one value per name of `names`), in bytes.
+        unit / scale: what they are shown in, and its bytes; far smaller ones in their own unit.
     """
 
     title: str
@@ -70,6 +71,8 @@ class HeatMap:
         places: decimals of the legend's figures.
         cut: from here on all values have the last shade, so that a single large one does not
             leave the others without a difference; None for the largest value.
+        zero: what a value of 0 is called, which then has a colour of its own; "" where 0 is a
+            value like others.
     """
 
     title: str
@@ -82,6 +85,7 @@ class HeatMap:
     places: int
     says: str
     cut: float | None = None
+    zero: str = ""
 
 
 Chart = LineChart | BarChart | HistogramChart | HeatMap

@@ -7,7 +7,7 @@ them as independent; over the same tokens they are not, and the true error is sm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from mmq.errors import UsageError
@@ -22,6 +22,7 @@ from mmq.report.settings import flat
 #: Rows of a table of differences.
 MOST_ROWS = 200
 _SAME = "the same"
+_WITHOUT = "no SE"
 
 
 def compare_documents(first: Reports, second: Reports) -> Document:
@@ -133,11 +134,13 @@ def _setting_values(report: Report) -> dict[str, Any]:
 
 
 def _figures(a: Report, b: Report) -> Section:
-    ours, theirs = dict(_measures(a)), dict(_measures(b))
+    counted = dict(_counts(a)), dict(_counts(b))
+    ours, theirs = counted[0] | dict(_measures(a)), counted[1] | dict(_measures(b))
     keys = dict.fromkeys([*ours, *theirs])
     rows = [
-        _figure_row(k, ours.get(k), theirs.get(k)) for k in keys if ours.get(k) != theirs.get(k)
-    ]
+        _figure_row(k, ours.get(k), theirs.get(k), {*counted[0], *counted[1]})
+        for k in keys if _other(ours.get(k), theirs.get(k))
+    ]  # fmt: skip
     columns = [Column("figure", False), *map(Column, ("A", "B", "B − A", "2 SE")),
                Column("differs", False)]  # fmt: skip
     lines = []
@@ -149,24 +152,30 @@ def _figures(a: Report, b: Report) -> Section:
                 "Both scored the same tokens; 2 SE, which takes them as independent, is on the safe"
                 " side." if same else "They scored other tokens: perplexities are not comparable."
             )  # fmt: skip
-    beyond = sum(row[-1].text.startswith("beyond") for row in rows)
+    verdicts = [row[-1].text for row in rows]
     lines.append(
-        f"{len(rows):,} differ ({beyond:,} beyond two standard errors), {len(keys) - len(rows):,}"
-        f" are {_SAME}."
+        f"{len(rows):,} differ ({verdicts.count('beyond'):,} beyond two standard errors,"
+        f" {verdicts.count(_WITHOUT):,} without one), {len(keys) - len(rows):,} are {_SAME}."
     )
     table = Table("Figures", columns, rows[:MOST_ROWS], len(rows))
     return Section("figures", "Figures", lines, [table])
 
 
-def _figure_row(key: str, a: Measure | None, b: Measure | None) -> list[Cell]:
+def _figure_row(
+    key: str, a: Measure | None, b: Measure | None, exact: Container[str]
+) -> list[Cell]:
+    """What differs, and whether that is more than chance; of a largest value nobody can say."""
     cells = [doc.name(key), *(_measure_cell(m) for m in (a, b))]
     if a is None or b is None:
         return [*cells, doc.words(""), doc.words(""), doc.words("only in " + ("A" if a else "B"))]
     difference = b.value - a.value
-    if a.se is None and b.se is None:
-        verdict, error = "exact", None
+    error = None
+    if key in exact:
+        verdict = "exact"
+    elif a.se is None or b.se is None:
+        verdict = _WITHOUT
     else:
-        error = 2 * math.hypot(a.se or 0.0, b.se or 0.0)
+        error = 2 * math.hypot(a.se, b.se)
         # not "greater": a difference that is no number is beyond everything
         verdict = "within" if abs(difference) <= error else "beyond"
     return [
@@ -175,12 +184,19 @@ def _figure_row(key: str, a: Measure | None, b: Measure | None) -> list[Cell]:
     ]  # fmt: skip
 
 
+def _other(a: Measure | None, b: Measure | None) -> bool:
+    """Whether they differ; what is no number in both does not."""
+    if a is None or b is None:
+        return a is not b
+    return repr(a) != repr(b)
+
+
 def _measure_cell(found: Measure | None) -> Cell:
     return doc.words("–") if found is None else doc.figure(measure(found), found.value)
 
 
-def _measures(report: Report) -> Iterable[tuple[str, Measure]]:
-    """Figures by name; sizes and counts are exact."""
+def _counts(report: Report) -> Iterable[tuple[str, Measure]]:
+    """Sizes, counts, and errors over all weights, by name: nothing about them is sampled."""
     if isinstance(report, ConvertReport):
         yield "output.payload_bytes", Measure(value=report.output.payload_bytes)
         yield "reduction", Measure(value=report.reduction)
@@ -193,6 +209,12 @@ def _measures(report: Report) -> Iterable[tuple[str, Measure]]:
         return
     for key, value in report.metrics.items():
         yield key, Measure(value=value)
+
+
+def _measures(report: Report) -> Iterable[tuple[str, Measure]]:
+    """Figures of forwards and kernels, by name: of the tokens and values that were tried."""
+    if isinstance(report, ConvertReport):
+        return
     if report.kernels is not None:
         for result in report.kernels.results:
             if result.worst is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mmq.report import document as doc
@@ -10,15 +11,11 @@ from mmq.report.document import Cell, Column, Section, Table
 from mmq.report.figures import fixed, plural
 from mmq.report.schema import ConvertReport, ModuleQuality, Quality
 from mmq.report.settings import flat
-from mmq.report.tables import percent_change, percent_text, size_text, unit_for
+from mmq.report.tables import percent_change, percent_text, short_size, size_text, unit_for
 
 
-def convert_sections(report: ConvertReport) -> list[Section]:
-    """Sizes, quality and settings, in this order."""
-    return [_sizes(report), _quality(report.quality), _settings(report)]
-
-
-def _sizes(report: ConvertReport) -> Section:
+def sizes_section(report: ConvertReport) -> Section:
+    """Bytes before and after, by component and format."""
     before, kv = report.source.payload_bytes, report.kv_scale_bytes
     weights = report.output.payload_bytes - kv
     unit = unit_for(before)
@@ -39,6 +36,12 @@ def _sizes(report: ConvertReport) -> Section:
     lines = [f"Weights {size_text(before)} → {size_text(weights)} ({change})."]
     if kv:
         lines.append(f"KV scales apart, {kv:,} B.")
+    lines += [
+        f"{c.component}: {short_size(c.before_bytes)} → {short_size(c.after_bytes)}"
+        f" ({percent_text(percent_change(c.before_bytes, c.after_bytes))})."
+        for c in report.components
+        if c.before_bytes and abs(percent_change(c.before_bytes, c.after_bytes) or 0) >= 0.1
+    ]
     lines += [
         f"{name}/ copied whole, {size_text(nbytes)}."
         for name, nbytes in report.side_folder_bytes.items()
@@ -64,7 +67,8 @@ def _scaled(cell: Cell, unit: int) -> Cell:
     return doc.figure(f"{(cell.order or 0) / unit:.3f}", cell.order)
 
 
-def _quality(quality: Quality) -> Section:
+def quality_section(quality: Quality) -> Section:
+    """Error of the quantised weights, by layer and module, and how tensors spread."""
     if quality.sqnr_db is None:
         return Section("quality", "Quality", ["Nothing was quantised with an error."])
     lines = [
@@ -86,7 +90,7 @@ def _quality(quality: Quality) -> Section:
         charts.append(
             HistogramChart(
                 "SQNR of each tensor", "SQNR, dB", edges, counts,
-                f"{sum(counts):,} tensors between {edges[0]:g} and {edges[-1]:g} dB.",
+                f"{plural(sum(counts), 'tensor')} between {edges[0]:g} and {edges[-1]:g} dB.",
             )
         )  # fmt: skip
     if not charts:
@@ -95,13 +99,10 @@ def _quality(quality: Quality) -> Section:
 
 
 def _heat_map(modules: Sequence[ModuleQuality]) -> HeatMap:
-    parts = list(dict.fromkeys(m.module.rpartition(" ")[0] for m in modules))
-    kinds = sorted(
-        {m.module for m in modules}, key=lambda kind: (parts.index(kind.rpartition(" ")[0]), kind)
-    )
+    kinds = _kinds(modules)
     layers = sorted({m.layer for m in modules}, key=lambda n: -1 if n is None else n)
     values = {(m.layer, m.module): m.sqnr_db for m in modules}
-    worst = min(modules, key=lambda m: m.sqnr_db)
+    worst = min(modules, key=lambda m: math.inf if math.isnan(m.sqnr_db) else m.sqnr_db)
     return HeatMap(
         "SQNR by layer and module", "layer", "module",
         list(map(_layer, layers)), kinds,
@@ -110,11 +111,25 @@ def _heat_map(modules: Sequence[ModuleQuality]) -> HeatMap:
     )  # fmt: skip
 
 
+def _kinds(modules: Sequence[ModuleQuality]) -> list[str]:
+    """The modules, each component's together and in the order of their names."""
+    parts = {part: n for n, part in enumerate(dict.fromkeys(map(_part, modules)))}
+    kinds = {m.module: (parts[_part(m)], m.module) for m in modules}
+    return sorted(kinds, key=kinds.__getitem__)
+
+
+def _part(module: ModuleQuality) -> str:
+    return module.module.rpartition(" ")[0]
+
+
 def _layer(number: int | None) -> str:
     return "–" if number is None else str(number)
 
 
 def _module_table(modules: Sequence[ModuleQuality]) -> Table:
+    """Rows in the order of the heat map's cells."""
+    rank = {kind: n for n, kind in enumerate(_kinds(modules))}
+    ordered = sorted(modules, key=lambda m: (-1 if m.layer is None else m.layer, rank[m.module]))
     rows = [
         [
             doc.figure(_layer(m.layer), -1 if m.layer is None else m.layer),
@@ -122,14 +137,15 @@ def _module_table(modules: Sequence[ModuleQuality]) -> Table:
             doc.figure(fixed(m.sqnr_db, 2), m.sqnr_db),
             doc.figure(fixed(m.worst_tensor_sqnr_db, 2), m.worst_tensor_sqnr_db),
         ]
-        for m in modules
+        for m in ordered
     ]  # fmt: skip
     columns = [Column("layer"), Column("module", False), Column("tensors"), Column("SQNR, dB"),
                Column("worst tensor, dB")]  # fmt: skip
     return Table("SQNR by layer and module", columns, rows)
 
 
-def _settings(report: ConvertReport) -> Section:
+def conversion_section(report: ConvertReport) -> Section:
+    """What it took, what it left out or changed, and its options."""
     timing = report.timing
     options = [
         [doc.words(k), doc.words(v)]

@@ -48,6 +48,7 @@ class Table:
 
     @property
     def left_out(self) -> int:
+        """How many rows there were beyond those of the table."""
         return 0 if self.total is None else self.total - len(self.rows)
 
 

@@ -21,6 +21,8 @@ _HIDDEN = re.compile(
 )
 #: An underscore inside a word is no markup.
 _MARKDOWN = re.compile(r"[\\`*{}\[\]#~$]|(?<![^\W_])_|_(?![^\W_])")
+#: What GitHub makes a link to an issue of: #12, GH-12.
+_ISSUE = re.compile(r"#(?=\w)|\bgh-(?=\d)", re.IGNORECASE)
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", '"': "&quot;"}
 #: What a Markdown code span shows as it is, in a table too.
 _CODE_SAFE = re.compile(r"[\w .,:;/()+=*?!'×…–−-]+", re.ASCII)
@@ -51,9 +53,10 @@ def xml(text: object) -> str:
 def markdown(text: object) -> str:
     """Running text of GitHub's Markdown, in table cells too; no markup, link or mention in it."""
     line = _MARKDOWN.sub(r"\\\g<0>", plain(text))
+    # GitHub looks for mentions and numbers of issues in the rendered text, where no escape is left
+    line = _ISSUE.sub("\\g<0>\u2060", line)
     line = re.sub('[&<>|"]', lambda m: _ENTITIES[m.group()], line)
     line = line.replace("://", "&#58;//").replace("www.", "www&#46;")
-    # GitHub looks for mentions in the rendered text, where no escape is left
     line = re.sub(r"@(?=\w)", "@\u2060", line)
     return re.sub(r"^(\s*)([-+]|\d+[.)])(?=\s)", r"\1&#8203;\2", line)
 

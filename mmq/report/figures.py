@@ -30,6 +30,11 @@ def measure(figure: Measure, scale: float = 1.0, *, signed: bool = False) -> str
     return with_error(figure.value * scale, se, signed=signed)
 
 
+def quantile(figure: Measure) -> str:
+    """A quantile; an error of 0 says that windows are too few to have one, not that it is exact."""
+    return with_error(figure.value, figure.se or None)
+
+
 def significant(value: float, digits: int = 4, *, signed: bool = False) -> str:
     """The value to some significant digits, without an exponent where people need none."""
     if not math.isfinite(value):
@@ -43,8 +48,8 @@ def significant(value: float, digits: int = 4, *, signed: bool = False) -> str:
 
 
 def fixed(value: float, places: int, *, signed: bool = False) -> str:
-    """The value with this many places; NaN and infinities by name."""
-    return _fixed(value, places, signed) if math.isfinite(value) else significant(value)
+    """The value with this many places; NaN and infinities by name, huge ones with an exponent."""
+    return _fixed(value, places, signed) if abs(value) < 1e15 else significant(value)
 
 
 def percent(share: float | None, places: int = 2) -> str:
@@ -54,7 +59,7 @@ def percent(share: float | None, places: int = 2) -> str:
 
 def number(value: float) -> str:
     """Counts as counts, measurements with three decimals."""
-    if not math.isfinite(value):
+    if not math.isfinite(value) or abs(value) >= 1e15:
         return significant(value)
     return f"{int(value):,}" if value == int(value) else fixed(value, 3)
 

@@ -2,14 +2,15 @@
 
 A check that found nothing wrong is a passed case. What it found wrong is a failed case for each id
 and group of ten layers: the finding's id is the case's class and the failure's type. Warnings and
-notes stand in a suite's system-out. What was skipped is a skipped case.
+notes stand in a suite's system-out. What was skipped is a skipped case. The verdict is a case too:
+whatever made it, a verification that failed has a failure.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from mmq.report.escape import shortened, xml
@@ -27,6 +28,7 @@ from mmq.report.schema import (
     LogitsReport,
     VerifyReport,
 )
+from mmq.report.verdict import counted
 
 #: Layers of one case.
 GROUP = 10
@@ -69,7 +71,7 @@ def junit_text(reports: Reports) -> str:
         suites.append(convert_suite(reports.convert))
     cases = [case for suite in suites for case in suite.cases]
     seconds = sum(suite.seconds for suite in suites)
-    head = f'<testsuites name="mmq" {_counts(cases)} time="{seconds:.3f}">'
+    head = f'<testsuites name="mmq" {_counts(cases)} time="{_time(seconds)}">'
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', head]
     for suite in suites:
         lines += _suite_lines(suite)
@@ -77,28 +79,53 @@ def junit_text(reports: Reports) -> str:
 
 
 def verify_suites(report: VerifyReport) -> list[Suite]:
-    """A suite per level; findings that name no level of the report get one of their own."""
+    """A suite per level, the verdict's, and one of findings that name no level of the report."""
     levels = {level.level for level in report.levels}
     by_level: dict[str, list[FindingEntry]] = defaultdict(list)
     for finding in report.findings:
-        if _is_told_by_its_case(finding, report):
+        if _is_told_by_its_case(finding, report, levels):
             continue
         by_level[finding.level if finding.level in levels else ""].append(finding)
     suites = [_level_suite(level, by_level[level.level], report) for level in report.levels]
     if by_level[""]:
         cases = _failures(by_level[""], "findings")
         suites.append(Suite("mmq.findings", cases, 0.0, _remarks(by_level[""])))
-    return suites
+    return [*suites, Suite("mmq.verdict", [_verdict_case(report)], 0.0)]
 
 
-def _is_told_by_its_case(finding: FindingEntry, report: VerifyReport) -> bool:
+def _verdict_case(report: VerifyReport) -> Case:
+    """It fails where `mmq verify` exits 3."""
+    text = f"{report.verdict}: {counted([f.model_dump() for f in report.findings])}"
+    if report.verdict in ("pass", "warn"):
+        return Case("mmq.verdict", "verdict", text=text)
+    kind = f"verdict-{report.verdict}"
+    return Case("mmq.verdict", "verdict", "failure", kind, f"the verdict is {report.verdict}", text)
+
+
+def _is_told_by_its_case(
+    finding: FindingEntry, report: VerifyReport, levels: Collection[str]
+) -> bool:
     """Gates and kernels are cases of their own; a finding about one would be told twice."""
-    if report.kernels is not None and finding.id.startswith("kernel-"):
-        return any(finding.where.startswith(r.op) for r in report.kernels.results)
-    gates = report.logits.gates if report.logits is not None else ()
-    return finding.id.startswith("gate-") and any(
-        finding.message.startswith(f"{g.gate} ") for g in gates
+    kernels = report.kernels.results if report.kernels and "kernels" in levels else ()
+    gates = report.logits.gates if report.logits and "logits" in levels else ()
+    return (
+        finding.severity == "error"
+        and any(finding.id == _kernel_failure(r) and _is_about(finding, r) for r in kernels)
+    ) or any(
+        finding.id == f"gate-{g.status}" and finding.message.startswith(f"{g.gate} ") for g in gates
     )
+
+
+def _kernel_failure(result: KernelResult) -> str:
+    """The id of what is wrong with an operation; "" where nothing is."""
+    if result.status == "crashed":
+        return "kernel-crashed"
+    return "" if result.status == "skipped" or within_bound(result) else "kernel-differs"
+
+
+def _is_about(finding: FindingEntry, result: KernelResult) -> bool:
+    """Whether its place is this operation: `moe`, or `moe; 7 tokens`, and not `moe_router`."""
+    return finding.where.partition(";")[0] == result.op
 
 
 def convert_suite(report: ConvertReport) -> Suite:
@@ -186,10 +213,10 @@ def _kernel_case(group: str, result: KernelResult, findings: Sequence[FindingEnt
     name, seconds = f"kernel {result.op}", result.seconds
     if result.status == "skipped":
         return Case(group, name, "skipped", "", result.reason, seconds=seconds)
-    if within_bound(result):
+    kind = _kernel_failure(result)
+    if not kind:
         return Case(group, name, text=text, seconds=seconds)
-    kind = "kernel-crashed" if result.status == "crashed" else "kernel-differs"
-    found = [f for f in findings if f.id == kind and f.where.startswith(result.op)]
+    found = [f for f in findings if f.id == kind and _is_about(f, result)]
     message = result.reason if result.status == "crashed" else text
     told = "\n".join([text, *map(_finding_text, found)])
     return Case(kind, name, "failure", kind, message, told, seconds)
@@ -235,7 +262,9 @@ def _finding_text(finding: FindingEntry) -> str:
 
 
 def _suite_lines(suite: Suite) -> list[str]:
-    head = f'<testsuite name="{xml(suite.name)}" {_counts(suite.cases)} time="{suite.seconds:.3f}">'
+    head = (
+        f'<testsuite name="{xml(suite.name)}" {_counts(suite.cases)} time="{_time(suite.seconds)}">'
+    )
     lines = [f"  {head}"]
     for case in suite.cases:
         lines += _case_lines(case)
@@ -247,7 +276,7 @@ def _suite_lines(suite: Suite) -> list[str]:
 def _case_lines(case: Case) -> list[str]:
     head = (
         f'    <testcase classname="{xml(case.group)}" name="{xml(case.name)}"'
-        f' time="{case.seconds:.3f}"'
+        f' time="{_time(case.seconds)}"'
     )
     if not case.outcome:
         return [f"{head}><system-out>{_block(case.text)}</system-out></testcase>"]
@@ -260,6 +289,11 @@ def _case_lines(case: Case) -> list[str]:
 def _block(text: str) -> str:
     """Text of several lines: each escaped, the line ends kept."""
     return "\n".join(map(xml, text.split("\n")))
+
+
+def _time(seconds: float) -> str:
+    """Readers of JUnit take numbers alone: what is none is no time."""
+    return f"{seconds:.3f}" if 0 <= seconds < 1e9 else "0.000"
 
 
 def _counts(cases: Sequence[Case]) -> str:

@@ -30,6 +30,7 @@ class Reports(NamedTuple):
 
     @property
     def found(self) -> list[Report]:
+        """Those there are, the verification first."""
         return [r for r in (self.verify, self.convert) if r is not None]
 
 
@@ -133,12 +134,12 @@ def _invalid(error: Exception, where: str) -> BadInputError:
 
 
 def as_json(report: Report) -> str:
-    """The report as mmq writes it; NaN and infinities, which JSON has not, as words."""
-    value = report.model_dump()
-    try:
-        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value), indent=2, ensure_ascii=False)
+    """The report as mmq writes it; what JSON or UTF-8 has not is written another way.
+
+    NaN and infinities become words; half a surrogate pair becomes its escape.
+    """
+    text = json.dumps(_finite(report.model_dump()), indent=2, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _finite(value: Any) -> Any:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from mmq.report import document as doc
 from mmq.report.charts import Chart, HeatMap, Line, LineChart
 from mmq.report.document import Cell, Column, Section, Table
-from mmq.report.figures import fixed, measure, percent, significant, with_error
+from mmq.report.figures import fixed, measure, percent, quantile, significant, with_error
 from mmq.report.layers import LayerFigures, layer_figures, mean_and_least
-from mmq.report.logits_text import figure_texts, gate_status
+from mmq.report.logits_text import FIGURE_TITLES, figure_texts, gate_status
 from mmq.report.schema import ArmFigures, GateResult, LogitsReport, PositionBin
 from mmq.report.settings import flat
 
-#: Texts shown by themselves.
-MOST_FILES = 60
+#: Texts shown by themselves, and forwards that have a column of their own.
+MOST_FILES, MOST_ARMS = 60, 8
 
-_FIGURES = tuple(
-    map(Column, ("PPL", "ΔPPL %", "mean KLD", "99 % KLD", "top-1 %", "top-5 %"))
-)  # fmt: skip
+_FIGURES = tuple(map(Column, FIGURE_TITLES))
 
 
 def logits_sections(logits: LogitsReport) -> list[Section]:
@@ -51,7 +51,10 @@ def _figures(logits: LogitsReport) -> Section:
         f"Tokens: {convention}; SHA-256 {logits.tokens_sha256}.",
         "± is one standard error, from the spread between windows; KLD is in nats.",
     ]
-    arms = [(doc.words(name), figures) for name, figures in logits.arms.items()]
+    arms = [
+        (doc.words(f"{name} (judged)" if name == logits.judged else name), figures)
+        for name, figures in logits.arms.items()
+    ]
     tables = [_table("Each forward against the source's", "forward", arms)]
     files = [
         (name, figures[logits.judged])
@@ -85,8 +88,9 @@ def _tokens(logits: LogitsReport) -> Section:
     if figures is not None:
         names = ("kld_median", "kld_p90", "kld_p99", "kld_p999", "kld_max", "delta_p_mean",
                  "delta_p_rms")  # fmt: skip
-        columns = [Column("figure", False), *(Column(n) for n in logits.arms)]
-        rows = [[doc.words(n), *(_measure_cell(a, n) for a in logits.arms.values())] for n in names]
+        arms = dict(islice(logits.arms.items(), MOST_ARMS))
+        columns = [Column("figure", False), *(Column(n) for n in arms)]
+        rows = [[doc.words(n), *(_measure_cell(a, n) for a in arms.values())] for n in names]
         tables.append(Table("KLD quantiles and Δp of each forward", columns, rows))
     if logits.by_position:
         charts += _position_charts(logits.by_position)
@@ -104,7 +108,11 @@ def _tokens(logits: LogitsReport) -> Section:
 def _curve(logits: LogitsReport, figures: ArmFigures | None) -> LineChart:
     last = len(logits.kld_curve) - 1
     says = "From the least to the most different token, on a logarithmic scale."
+    marks = [("50 %", 50.0), ("90 %", 90.0), ("99 %", 99.0)]
     if figures is not None:
+        known = (figures.kld_median, figures.kld_p90, figures.kld_p99)
+        marks = [(f"{label}: {significant(figure.value, 3)}", x)
+                 for (label, x), figure in zip(marks, known, strict=True)]  # fmt: skip
         says += (
             f" Median {significant(figures.kld_median.value, 3)},"
             f" 99 % {significant(figures.kld_p99.value, 3)},"
@@ -113,7 +121,7 @@ def _curve(logits: LogitsReport, figures: ArmFigures | None) -> LineChart:
     return LineChart(
         f"KLD of every token, sorted ({logits.judged})", "% of tokens", "KLD, nats",
         [Line("KLD", [(100 * n / last, value) for n, value in enumerate(logits.kld_curve)])],
-        says, logarithmic=True, marks=(("50 %", 50.0), ("90 %", 90.0), ("99 %", 99.0)),
+        says, logarithmic=True, marks=marks,
     )  # fmt: skip
 
 
@@ -127,15 +135,23 @@ def _position_charts(bins: Sequence[PositionBin]) -> list[Chart]:
             "Mean KLD of the tokens at each range of positions.", from_zero=True,
         ),
         LineChart(
-            "Top-1 agreement by position in the window", "position", "top-1, %", [top1],
-            "Share of tokens with the source's most likely token, by position.",
+            f"Top-1 agreement by position in the window{_chance(bins)}", "position", "top-1, %",
+            [top1], "Share of tokens with the source's most likely token, by position.",
         ),
     ]  # fmt: skip
 
 
+def _chance(bins: Sequence[PositionBin]) -> str:
+    """What chance alone does to the top-1 of a range, at most: √(p·(1 − p)/n)."""
+    errors = [math.sqrt(b.top1 * (1 - b.top1) / b.tokens) for b in bins
+              if b.tokens and 0 < b.top1 < 1]  # fmt: skip
+    return f" (chance alone: ±{fixed(100 * max(errors), 1)})" if errors else ""
+
+
 def _measure_cell(figures: ArmFigures, name: str) -> Cell:
     found = getattr(figures, name)
-    return doc.figure(measure(found), found.value)
+    text = quantile(found) if name.startswith("kld_") else measure(found)
+    return doc.figure(text, found.value)
 
 
 def _layers(logits: LogitsReport, layers: Sequence[LayerFigures]) -> Section:
@@ -217,6 +233,7 @@ def _experts(layers: Sequence[LayerFigures]) -> Section:
     chart = HeatMap(
         "Tokens of each expert", "layer", "expert", [str(f.layer) for f in routed],
         [str(n) for n in range(most)], values, "tokens", 0, told, _cut(routed),
+        "no token",
     )  # fmt: skip
     titles = ("layer", "experts", "without a token", "fewest tokens", "mean", "most tokens",
               "busiest expert")  # fmt: skip
@@ -226,8 +243,10 @@ def _experts(layers: Sequence[LayerFigures]) -> Section:
 
 
 def _cut(layers: Sequence[LayerFigures]) -> float | None:
-    """What 98 % of all experts do not exceed."""
-    counts = sorted(n for f in layers for n in f.expert_tokens)
+    """What 98 % of all experts that had tokens do not exceed."""
+    counts = sorted(n for f in layers for n in f.expert_tokens if n)
+    if not counts:
+        return None
     cut = counts[(len(counts) - 1) * 98 // 100]
     return float(cut) if counts[0] < cut < counts[-1] else None
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mmq.report.escape import plain, shortened
-from mmq.report.figures import fixed, measure, percent, significant, with_error
+from mmq.report.figures import fixed, measure, percent, quantile, with_error
 from mmq.report.layers import LayerFigures, layer_figures, mean_and_least, worst_layers
 from mmq.report.schema import ArmFigures, GateResult, LogitsReport
 from mmq.report.tables import columns
 
-_HEAD = ("PPL", "ΔPPL %", "mean KLD", "99 % KLD", "top-1 %", "top-5 %")
+#: The figures of a forward, in the order of `figure_texts`.
+FIGURE_TITLES = ("PPL", "ΔPPL %", "mean KLD", "99 % KLD", "top-1 %", "top-5 %")
 #: Longest name of a forward or text that leaves room for its figures.
-_NAME, _LEAST_NAME = 24, 8
+_NAME, _LEAST_NAME = 24, 12
 WIDTH = 100
 #: Texts listed one by one.
 MOST_FILES = 12
@@ -55,14 +56,25 @@ def _settings_line(logits: LogitsReport) -> list[str]:
 
 
 def _figure_table(head: str, rows: Iterable[tuple[str, ArmFigures]]) -> list[str]:
-    """Names shortened until the figures beside them fit."""
-    table = [(head, *_HEAD), *((name, *figure_texts(figures)) for name, figures in rows)]
-    lines: list[str] = []
-    for limit in range(_NAME, _LEAST_NAME, -4):
+    """Names shortened until the figures beside them fit; very long figures in two tables.
+
+    Six figures with their errors fit because ± stands without spaces here.
+    """
+    table = [
+        (head, *FIGURE_TITLES),
+        *((name, *(text.replace(" ± ", "±") for text in figure_texts(f))) for name, f in rows),
+    ]
+    for limit in range(_NAME, _LEAST_NAME - 1, -4):
         lines = columns([(shortened(name, limit), *rest) for name, *rest in table], left=1)
         if max(map(len, lines)) <= WIDTH:
-            break
-    return lines
+            return lines
+    half = 1 + len(FIGURE_TITLES) // 2
+    parts = [row[:half] for row in table], [(row[0], *row[half:]) for row in table]
+    first, second = (
+        columns([(shortened(name, _LEAST_NAME), *rest) for name, *rest in part], left=1)
+        for part in parts
+    )
+    return [*first, "", *second]
 
 
 def figure_texts(figures: ArmFigures) -> tuple[str, ...]:
@@ -71,9 +83,9 @@ def figure_texts(figures: ArmFigures) -> tuple[str, ...]:
         measure(figures.perplexity),
         measure(figures.delta_ppl_percent, signed=True),
         measure(figures.kld_mean),
-        significant(figures.kld_p99.value, 3),
+        quantile(figures.kld_p99),
         measure(figures.top1, 100),
-        percent(figures.top5.value, 1),
+        measure(figures.top5, 100),
     )
 
 

@@ -6,11 +6,29 @@ The JSON Schema in `mmq/report/data/report.schema.json` is generated from these 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
+#: Settings are nested two deep; far deeper ones only exhaust what reads them.
+MOST_NESTED = 16
+
+
+def _shallow(value: dict[str, Any]) -> dict[str, Any]:
+    """The settings, unless they are nested deeper than any that mmq writes."""
+    layer: list[Any] = [value]
+    for _ in range(MOST_NESTED):
+        inner = (w for v in layer for w in (v.values() if isinstance(v, dict) else v))
+        layer = [w for w in inner if isinstance(w, dict | list)]
+        if not layer:
+            return value
+    raise ValueError(f"nested deeper than {MOST_NESTED}")
+
+
+#: How many of something: no less than none, no more than a signed 64-bit number.
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Settings = Annotated[dict[str, Any], AfterValidator(_shallow)]
 
 
 class _Model(BaseModel):
@@ -21,7 +39,7 @@ class FileEntry(_Model):
     """A file judged or written."""
 
     name: str
-    bytes: int
+    bytes: Count
     sha256: str
 
 
@@ -42,8 +60,8 @@ class ComponentSize(_Model):
     """Payload bytes of one component, before and after."""
 
     component: str
-    before_bytes: int
-    after_bytes: int
+    before_bytes: Count
+    after_bytes: Count
 
 
 class FormatSize(ComponentSize):
@@ -56,10 +74,10 @@ class Endpoint(_Model):
     """A checkpoint: where it was, and how large its payload is."""
 
     location: str
-    tensors: int
-    shards: int
-    payload_bytes: int
-    file_bytes: int | None = None
+    tensors: Count
+    shards: Count
+    payload_bytes: Count
+    file_bytes: Count | None = None
     repo: str = Field(default="", description="its repository on the Hub, where that is known")
     commit: str = Field(default="", description="the commit of it, where that is known")
 
@@ -67,9 +85,9 @@ class Endpoint(_Model):
 class ModuleQuality(_Model):
     """Error of the quantised weights of one kind in one layer."""
 
-    layer: int | None
+    layer: Count | None
     module: str = Field(description="component and projection, such as routed_experts w1")
-    tensors: int
+    tensors: Count
     sqnr_db: float = Field(description="over all values of these tensors")
     worst_tensor_sqnr_db: float
 
@@ -78,13 +96,19 @@ class Histogram(_Model):
     """How many values lie in each bin: counts[i] of them in [edges[i], edges[i+1])."""
 
     edges: list[float]
-    counts: list[int]
+    counts: list[Count]
+
+    @model_validator(mode="after")
+    def _bins_have_two_edges(self) -> Histogram:
+        if len(self.edges) != len(self.counts) + 1:
+            raise ValueError("a histogram has one edge more than counts")
+        return self
 
 
 class Quality(_Model):
     """Error of quantised weights against the source's values, over all of them."""
 
-    tensors: int
+    tensors: Count
     sqnr_db: float | None = Field(description="10·log10(Σx²/Σ(x−q)²) over all quantised weights")
     mean_tensor_sqnr_db: float | None
     worst_tensor_sqnr_db: float | None
@@ -99,12 +123,12 @@ class Timing(_Model):
     """Wall time of this run; shards done by an earlier run are not in it."""
 
     seconds: float
-    read_bytes: int
-    written_bytes: int
+    read_bytes: Count
+    written_bytes: Count
     read_gb_per_s: float
-    jobs: int
-    resumed_shards: int
-    peak_pss_bytes: int | None
+    jobs: Count
+    resumed_shards: Count
+    peak_pss_bytes: Count | None
     device: str = Field(default="cpu", description="cpu, or the GPU's name")
     backend: str = Field(default="", description="which implementation of the operations ran")
     spent: dict[str, float] = Field(
@@ -119,19 +143,19 @@ class ConvertReport(_Model):
     schema_version: int = SCHEMA_VERSION
     kind: Literal["convert"] = "convert"
     versions: dict[str, str]
-    numerics_version: int
-    options: dict[str, Any]
+    numerics_version: Count
+    options: Settings
     source: Endpoint
     output: Endpoint
-    kv_scale_bytes: int
-    side_folder_bytes: dict[str, int] = Field(description="drafts and other models copied whole")
+    kv_scale_bytes: Count
+    side_folder_bytes: dict[str, Count] = Field(description="drafts and other models copied whole")
     reduction: float = Field(description="1 − output/source payload, KV scales apart")
     components: list[ComponentSize]
     sizes: list[FormatSize] = Field(default_factory=list, description="components by format")
     quality: Quality
-    dropped: dict[str, int] = Field(description="reason → number of tensors")
+    dropped: dict[str, Count] = Field(description="reason → number of tensors")
     config_edits: list[str]
-    calibration: dict[str, Any] = Field(
+    calibration: Settings = Field(
         default_factory=dict,
         description="option → its file's hash, observer, tokens and texts, where numbers came"
         " from data",
@@ -169,9 +193,9 @@ class ArmFigures(_Model):
 class PositionBin(_Model):
     """Figures of the tokens at some positions of their windows."""
 
-    first: int
-    last: int
-    tokens: int
+    first: Count
+    last: Count
+    tokens: Count
     kld_mean: float
     top1: float
 
@@ -185,7 +209,7 @@ class GateResult(_Model):
     target: float
     fail: float
     status: Literal["pass", "warn", "inconclusive", "fail"]
-    more_windows: int | None = Field(
+    more_windows: Count | None = Field(
         default=None, description="inconclusive: how many more would decide at this spread"
     )
 
@@ -193,11 +217,11 @@ class GateResult(_Model):
 class LogitsReport(_Model):
     """Level logits: settings, figures by arm, what each layer did, gates."""
 
-    settings: dict[str, Any]
-    convention: dict[str, Any]
-    tokens: int
-    scored: int
-    windows: int
+    settings: Settings
+    convention: Settings
+    tokens: Count
+    scored: Count
+    windows: Count
     tokens_sha256: str
     tokens_file: str | None
     source_perplexity: Measure
@@ -206,7 +230,7 @@ class LogitsReport(_Model):
     by_file: dict[str, dict[str, ArmFigures]] = Field(description="text → arm → figures")
     by_position: list[PositionBin]
     kld_curve: list[float] = Field(description="sorted per-token KLD of the judged arm")
-    layers: list[dict[str, Any]]
+    layers: list[Settings]
     gates: list[GateResult]
     timing: dict[str, float]
 
@@ -221,8 +245,8 @@ class KernelResult(_Model):
     path: str = Field(description="native, fallback or unsupported: how the target computes it")
     reason: str = Field(description="of the path; why it was skipped; what it crashed with")
     target: str = Field(description="sm_100, gfx950, …; emulated: the target that is pretended")
-    cases: int
-    values: int = Field(description="numbers compared, over all cases")
+    cases: Count
+    values: Count = Field(description="numbers compared, over all cases")
     worst: float | None = Field(
         description="exact: values whose bits differ; else the difference that is largest beside"
         " its own bound; null: not finite"
@@ -248,7 +272,7 @@ class LevelResult(_Model):
 
     level: Literal["structure", "weights", "logits", "kernels"]
     status: Literal["pass", "warn", "inconclusive", "fail", "skipped"]
-    checks: dict[str, int] = Field(description="check → number of things it looked at")
+    checks: dict[str, Count] = Field(description="check → number of things it looked at")
     skipped: list[str] = Field(default_factory=list)
     seconds: float
 
@@ -257,7 +281,7 @@ class SourceShard(_Model):
     """A weight file of the source that OUT was held against; `sha256` where it is known."""
 
     name: str
-    bytes: int
+    bytes: Count
     header_sha256: str
     sha256: str | None = None
 
@@ -268,7 +292,7 @@ class VerifyReport(_Model):
     schema_version: int = SCHEMA_VERSION
     kind: Literal["verify"] = "verify"
     versions: dict[str, str]
-    numerics_version: int
+    numerics_version: Count
     checkpoint: Endpoint
     against: Endpoint | None
     verdict: Literal["pass", "warn", "inconclusive", "fail"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mmq.report import document as doc
-from mmq.report.convert_sections import convert_sections
+from mmq.report.convert_sections import conversion_section, quality_section, sizes_section
 from mmq.report.document import Cell, Column, Document, Section, Table
 from mmq.report.figures import number, plural
 from mmq.report.kernel_sections import kernels_section
@@ -26,13 +26,15 @@ def build_document(reports: Reports) -> Document:
     if verify is not None:
         sections += [_verdict_section(verify)]
     if convert is not None:
-        sections += convert_sections(convert)
+        sections += [sizes_section(convert), quality_section(convert.quality)]
     elif verify is not None and verify.against is not None:
         sections.append(_size_section(verify))
     if verify is not None and verify.logits is not None:
         sections += logits_sections(verify.logits)
     if verify is not None and verify.kernels is not None:
         sections.append(kernels_section(verify.kernels))
+    if convert is not None:
+        sections.append(conversion_section(convert))
     sections.append(_files_section(reports))
     return Document(
         title=_title(reports), status=verify.verdict if verify else "", facts=_facts(reports),

@@ -12,12 +12,15 @@ from collections.abc import Iterable, Sequence
 from mmq.report.charts import BarChart, Chart, HeatMap, HistogramChart, LineChart
 from mmq.report.escape import shortened, xml
 from mmq.report.figures import fixed, significant
+from mmq.report.tables import short_size
 
-WIDTH = 720
-#: Shades of a heat map; the page has a colour for each, from few to many.
+WIDTH = 600
+#: Shades of a heat map; the page has a colour for each, from few to many, and one for none.
 SHADES = 9
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 12, 44
-_PLOT = 260
+_PLOT = 240
+#: Figures from here on are no figures: their differences would overflow.
+_HUGE = 1e30
 
 
 def draw(chart: Chart, identity: str) -> str:
@@ -43,6 +46,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     if not high > low:
         return [low]
     raw = (high - low) / count
+    if not raw > 1e-300:
+        return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -58,11 +63,13 @@ class _Axes:
         self._x, self._y, self._log = x, _apart(*y, logarithmic), logarithmic
 
     def x(self, value: float) -> float:
+        """The coordinate from the left."""
         low, high = self._x
         share = (value - low) / (high - low) if high > low else 0.5
         return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
 
     def y(self, value: float) -> float:
+        """The coordinate from the top, where larger values are."""
         low, high = self._y
         if self._log:
             low, high, value = math.log10(low), math.log10(high), math.log10(value)
@@ -104,11 +111,13 @@ def _line_chart(chart: LineChart) -> tuple[int, str]:
     # layers, positions, percent: there is nothing between whole numbers
     whole = [x for x in ticks(min(xs), max(xs), 8) if x == round(x)]
     body = axes.frame(chart.x_title, chart.y_title, whole)
-    for label, x in chart.marks:
+    for number, (label, x) in enumerate(chart.marks):
         if min(xs) <= x <= max(xs):
             at = axes.x(x)
             body += f'<path class="mark" d="M{at} {_TOP}v{_PLOT}"/>'
-            body += _text(at - 4, _TOP + _PLOT - 6, label, "end")
+            # each label below the one before it: lines may stand close together
+            up = 6 + 15 * (len(chart.marks) - 1 - number)
+            body += _text(at - 4, _TOP + _PLOT - up, label, "end")
     for number, line in enumerate(lines):
         if not line:
             continue
@@ -119,31 +128,37 @@ def _line_chart(chart: LineChart) -> tuple[int, str]:
             body += f'<circle class="dot l{number % 6}" cx="{axes.x(x)}" cy="{axes.y(y)}" r="3"/>'
     if len(lines) < 2:
         return legend - 4, body
-    return legend + 16, body + _legend([line.name for line in chart.lines], legend, "line l")
+    below, names = _legend([line.name for line in chart.lines], legend, "line l")
+    return int(below), body + names
 
 
 def _bar_chart(chart: BarChart) -> tuple[int, str]:
-    left, bar, gap = 210, 12, 10
-    most = max((v for _, values in chart.groups for v in values), default=0.0) or 1.0
+    left, bar, gap = 200, 12, 10
+    most = max((v for _, values in chart.groups for v in values if v < _HUGE), default=0.0) or 1.0
     room = WIDTH - left - 90
     y, body = float(_TOP), ""
     for label, values in chart.groups:
         middle = y + bar * len(values) / 2 + 4
         body += _text(left - 8, middle, shortened(label, 30), "end")
         for number, value in enumerate(values):
-            length = round(room * value / most, 1)
+            length = round(room * value / most, 1) if 0 <= value < _HUGE else 0.0
             body += f'<rect class="bar b{number}" x="{left}" y="{y}" width="{length}"'
             body += f' height="{bar - 1}"/>'
             shown = f"{fixed(value / chart.scale, 3)} {chart.unit}" if value else ""
+            if 0 < value < chart.scale / 1000:
+                shown = short_size(round(value))
             body += _text(left + length + 5, y + bar - 2, shown, "start")
             y += bar
         y += gap
-    return int(y) + 22, body + _legend(chart.names, y + 8, "bar b")
+    below, names = _legend(chart.names, y + 8, "bar b")
+    return int(below), body + names
 
 
 def _histogram(chart: HistogramChart) -> tuple[int, str]:
     counts = list(zip(chart.edges, chart.edges[1:], chart.counts, strict=False))
-    axes = _Axes((chart.edges[0], chart.edges[-1]), (0.0, float(max(chart.counts))))
+    if not counts or not all(-_HUGE < low < high < _HUGE for low, high, _ in counts):
+        return 60, _text(WIDTH / 2, 30, "no figures", "middle")
+    axes = _Axes((chart.edges[0], chart.edges[-1]), (0.0, max(1.0, *map(float, chart.counts))))
     body = axes.frame(chart.x_title, "tensors", ticks(chart.edges[0], chart.edges[-1], 8))
     for low, high, count in counts:
         if not count:
@@ -158,15 +173,22 @@ def _histogram(chart: HistogramChart) -> tuple[int, str]:
 
 def _heat_map(chart: HeatMap) -> tuple[int, str]:
     """Rows downwards; a cell's size is what the width leaves, 24 units at most."""
-    known = [v for row in chart.values for v in row if v is not None]
+    values = [[v if v is not None and abs(v) < _HUGE else None for v in row]
+              for row in chart.values]  # fmt: skip
+    known = [v for row in values for v in row if v is not None]
     if not known:
         return 60, _text(WIDTH / 2, 30, "no figures", "middle")
+    apart = bool(chart.zero) and 0 in known
+    known = [v for v in known if v or not apart] or known
     low, high = min(known), max(known) if chart.cut is None else chart.cut
     left, top = 64, 34 if len(chart.columns) > 8 else 58
     wide = (WIDTH - left - 16) / max(1, len(chart.columns))
     wide = min(wide, 110.0 if len(chart.columns) <= 8 else 24.0)
     tall = 13.0 if len(chart.rows) > 12 else 20.0
-    grid = [[None if v is None else _shade(v, low, high) for v in row] for row in chart.values]
+    grid = [
+        [None if v is None else SHADES if apart and not v else _shade(v, low, high) for v in row]
+        for row in values
+    ]
     scaled = f'transform="translate({left} {top}) scale({wide:.4f} {tall:.4f})"'
     body = f"<g {scaled}>{_cells(grid)}</g>"
     for number, label in enumerate(chart.rows):
@@ -174,7 +196,12 @@ def _heat_map(chart: HeatMap) -> tuple[int, str]:
     body += _column_labels(chart, left, top, wide)
     body += _text(left - 6, top - 6, shortened(chart.row_title, 9), "end")
     bottom = top + len(chart.rows) * tall + 14
-    return int(bottom) + 34, body + _scale(chart, low, high, left, bottom)
+    body += _scale(chart, low, high, left, bottom)
+    if apart:
+        bottom += 20
+        body += f'<rect class="s{SHADES}" x="{left}" y="{bottom}" width="22" height="14"/>'
+        body += _text(left + 28, bottom + 11, chart.zero, "start")
+    return int(bottom) + 34, body
 
 
 def _column_labels(chart: HeatMap, left: float, top: float, wide: float) -> str:
@@ -237,10 +264,13 @@ def _scale(chart: HeatMap, low: float, high: float, left: float, top: float) -> 
     return body
 
 
-def _legend(names: Sequence[str], top: float, classes: str) -> str:
+def _legend(names: Sequence[str], top: float, classes: str) -> tuple[float, str]:
+    """Where it ends, and its rows: as many names in each as fit."""
     body, x = "", float(_LEFT)
     for number, label in enumerate(names):
         text = shortened(label, 24)
+        if x > _LEFT and x + 34 + 7.2 * len(text) > WIDTH:
+            x, top = float(_LEFT), top + 18
         if classes.startswith("line"):
             body += f'<path class="{classes}{number % 6}" d="M{x} {top}h28"/>'
         else:
@@ -248,7 +278,7 @@ def _legend(names: Sequence[str], top: float, classes: str) -> str:
             body += ' height="11"/>'
         body += _text(x + 34, top + 4, text, "start")
         x += 34 + 7.2 * len(text) + 22
-    return body
+    return top + 16, body
 
 
 def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
@@ -264,8 +294,8 @@ def _short(value: float) -> str:
 
 
 def _fits(x: float, y: float, logarithmic: bool) -> bool:
-    """Figures beyond 1e30 are no figures; their differences would overflow."""
-    return abs(x) < 1e30 and abs(y) < 1e30 and (y > 1e-30 or not logarithmic)
+    """Whether the axes have a place for the point."""
+    return abs(x) < _HUGE and abs(y) < _HUGE and (y > 1 / _HUGE or not logarithmic)
 
 
 def _decades(low: float, high: float) -> list[float]:

@@ -92,11 +92,8 @@ def size_text(nbytes: int) -> str:
 
 def short_size(nbytes: int) -> str:
     """The size in its decimal unit alone."""
-    return (
-        f"{nbytes} B"
-        if nbytes < 1000
-        else f"{unit_for(nbytes).decimal(nbytes)} {unit_for(nbytes).name}"
-    )
+    unit = unit_for(nbytes)
+    return f"{nbytes} B" if nbytes < 1000 else f"{unit.decimal(nbytes)} {unit.name}"
 
 
 def percent_change(before: int, after: int) -> float | None:
@@ -331,10 +328,11 @@ def convert_lines(report: Mapping[str, Any], src: str, out: str) -> list[str]:
 def _quality_lines(quality: Mapping[str, Any]) -> list[str]:
     if quality["sqnr_db"] is None:
         return []
-    return [
-        f"quality  SQNR {quality['sqnr_db']:.2f} dB over {quality['tensors']:,} weights, worst"
-        f" {quality['worst_tensor_sqnr_db']:.2f} dB in {quality['worst_tensor']}"
-    ]
+    line = f"quality  SQNR {quality['sqnr_db']:.2f} dB over {quality['tensors']:,} weights"
+    worst, name = quality["worst_tensor_sqnr_db"], quality["worst_tensor"]
+    if worst is not None and name is not None:
+        line += f", worst {worst:.2f} dB in {name}"
+    return [line]
 
 
 def _timing_line(timing: Mapping[str, Any]) -> str:

@@ -80,6 +80,7 @@ def test_markdown_stays_text(text):
         (r"\|", r"\\&#124;"),
         ("&lt;", "&amp;lt;"),
         ("- item", "&#8203;- item"),
+        ("see #123, GH-7", "see \\#\u2060123, GH-\u20607"),
         ("1. item", "&#8203;1. item"),
         ("see http://x.test, www.x.test", "see http&#58;//x.test, www&#46;x.test"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from report_samples import HOSTILE, hostile_reports, kernels_report, logits, measure, verify_report
 
-from mmq.report.figures import significant, with_error
+from mmq.report.figures import number, significant, with_error
 from mmq.report.logits_text import MOST_FILES, logits_lines
 from mmq.report.text import finding_lines, report_text
 from mmq.report.verdict import verify_lines
@@ -22,7 +22,7 @@ def test_every_figure_is_there():
     rows = [line.split("  ") for line in lines[3:8]]
     assert [row[0] for row in rows] == ["forward", "weights", "kv", "both (judged)", "replay"]
     assert " ".join(lines[4].split()) == (
-        "weights 8.13 ± 0.21 +0.40 ± 0.12 0.01370 ± 0.00087 0.111 95.30 ± 0.40 96.4"
+        "weights 8.13±0.21 +0.40±0.12 0.01370±0.00087 0.1110±0.0070 95.30±0.40 96.40±0.20"
     )
     assert [line.split()[0] for line in lines[9:12]] == ["text", "a.txt", "b.txt"]
     assert lines[13] == (
@@ -45,6 +45,44 @@ def test_it_fits_100_columns():
     )  # fmt: skip
     assert max(map(len, logits_lines(wide))) <= 100
     assert max(map(len, logits_lines(logits()))) <= 100
+
+
+def test_a_quantile_of_few_windows_is_not_exact():
+    """Its error is 0 where two windows have as many tokens beyond it."""
+    from mmq.report.logits_text import figure_texts
+
+    one = logits().arms["both"]
+    exact = one.model_copy(update={"kld_p99": measure(0.1037, 0.0), "top1": measure(1.0, 0.0)})
+    assert figure_texts(exact)[3:5] == ("0.1037", "100.0 ± 0")
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-3, 1.0, 999.0])
+def test_figures_of_all_sizes_fit_100_columns(scale):
+    """Very long ones stand in two tables; each figure keeps its error."""
+    found = logits(texts=("a" * 60, "b" * 60))
+    names = ("perplexity", "delta_ppl_percent", "kld_mean", "kld_p99", "top1", "top5")
+    wide = {n: measure(-1.2345678 * scale, 1e-4 * scale) for n in names}
+    arms = {name: arm.model_copy(update=wide) for name, arm in found.arms.items()}
+    lines = logits_lines(found.model_copy(update={"arms": arms}))
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if line.startswith("both (judged)") or "…" in line[:14]]
+    figures = "".join(line for line in lines if line.startswith("both"))
+    assert figures.count("±") == 6, rows
+
+
+def test_every_rendering_has_the_errors_of_all_six_figures():
+    """Terminal, Markdown and HTML, and the model card, take their words from one place."""
+    from mmq.report.html import html_text
+    from mmq.report.load import reports_of
+    from mmq.report.logits_text import FIGURE_TITLES, figure_texts
+    from mmq.report.markdown import markdown_text
+    from mmq.report.sections import build_document
+
+    texts = figure_texts(logits().arms["both"])
+    assert len(texts) == len(FIGURE_TITLES) == 6 and all(" ± " in text for text in texts)
+    document = build_document(reports_of(verify_report()))
+    for rendered in (markdown_text(document), html_text(document)):
+        assert all(text in rendered for text in texts)
 
 
 def test_many_texts_are_summed_up():
@@ -123,3 +161,11 @@ def test_digits_follow_the_error(value, se, text):
 )  # fmt: skip
 def test_significant_digits(value, text):
     assert significant(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234567.0, "1,234,567"), (0.25, "0.250"), (1e300, "1.000e+300"), (float("inf"), "inf")],
+)
+def test_metrics_are_counts_or_measurements(value, text):
+    assert number(value) == text

@@ -162,6 +162,15 @@ def test_files_of_the_runner_that_cannot_be_written_change_no_exit_code(
     assert "step summary was not written" in notes and "outputs were not written" in notes
 
 
+def test_a_summary_that_cannot_be_written_is_a_note(tmp_path, folder, monkeypatch):
+    """The text goes to stdout instead."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "absent" / "file"))
+    code, events, err = run_mmq("report", folder, "--format", "github")
+    assert code == 0 and "::error title=gate-fail::" in err
+    assert any("step summary was not written" in e.get("message", "") for e in events)
+    assert events[-1]["output"] is None and events[-1]["text"].startswith("## mmq verify")
+
+
 def test_steps_have_outputs(tmp_path, good_folder, monkeypatch):
     """A second convert, which finds its work done, has the same."""
     outputs = tmp_path / "outputs"

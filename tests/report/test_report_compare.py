@@ -53,7 +53,8 @@ def with_both(**figures):
     [
         (measure(0.95, 0.01), measure(0.98, 0.01), "+0.0300", "beyond"),
         (measure(0.95, 0.01), measure(0.975, 0.01), "+0.0250", "within"),
-        (measure(0.95), measure(0.96), "+0.0100", "exact"),
+        (measure(0.95), measure(0.96), "+0.0100", "no SE"),
+        (measure(0.95, 0.01), measure(0.96), "+0.0100", "no SE"),
         (measure(0.95, 0.01), measure(float("nan"), 0.01), "nan", "beyond"),
     ],
 )
@@ -62,6 +63,28 @@ def test_figures(a, b, difference, verdict):
     found = rows(sections["figures"])
     assert list(found) == ["both.top1"]
     assert found["both.top1"][2] == difference and found["both.top1"][4] == verdict
+
+
+def test_only_what_is_not_sampled_is_exact():
+    """A largest value is of these tokens alone, and has no error that says so."""
+    changes = {"kld_max": measure(0.3), "top1": measure(0.7, 0.001)}
+    one = with_both(**changes).model_copy(update={"metrics": {"compared_tensors": 720.0}})
+    sections, _ = compared(verify_report(), one)
+    found = rows(sections["figures"])
+    assert {key: row[-1] for key, row in found.items()} == {
+        "compared_tensors": "exact", "sqnr_db_mean": "only in A", "both.kld_max": "no SE",
+        "both.top1": "beyond",
+    }  # fmt: skip
+    total = len(verify_report().metrics) + 1 + 4 * 13
+    assert sections["figures"].lines[-1] == (
+        f"4 differ (1 beyond two standard errors, 1 without one), {total - 4} are the same."
+    )
+
+
+def test_what_is_no_number_in_both_is_the_same():
+    one, other = (with_both(top1=measure(float("nan"), float("nan"))) for _ in range(2))
+    sections, _ = compared(one, other)
+    assert not any(t.rows for t in sections["figures"].tables)
 
 
 def test_two_standard_errors_add_in_squares():

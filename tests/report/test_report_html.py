@@ -119,16 +119,33 @@ def test_markup_says_what_things_are(pages):
 
 def test_every_part_is_there(pages):
     order = re.findall(r'<section id="(\w+)"', pages["both"])
-    assert order == ["findings", "verdict", "sizes", "quality", "settings", "logits", "tokens",
-                     "layers", "experts", "files"]  # fmt: skip
+    assert order == ["findings", "verdict", "sizes", "quality", "logits", "tokens", "layers",
+                     "experts", "settings", "files"]  # fmt: skip
     titles = re.findall(r"<figcaption>(.*?)</figcaption>", pages["both"])
     assert titles == [
         "Size before and after", "SQNR by layer and module", "SQNR of each tensor",
         "KLD of every token, sorted (both)", "KLD by position in the window",
-        "Top-1 agreement by position in the window", "Distance of hidden states by layer",
+        "Top-1 agreement by position in the window (chance alone: ±2.4)",
+        "Distance of hidden states by layer",
         "Routing and block selection like the source&#39;s (both)", "Tokens of each expert",
     ]  # fmt: skip
     assert "compare" in pages and "kernels" in re.findall(r'<section id="(\w+)"', pages["kernels"])
+
+
+def test_cells_sort_by_their_figures(pages):
+    """A figure with its error, with thousands or in percent sorts by the number it shows."""
+    found = 0
+    for order, text in re.findall(r'<td class="n" data-o="([^"]*)">([^<\n]+)', pages["both"]):
+        shown = re.match(r"[+−\d][\d,.]*(?:e[−+]?\d+)?", text)
+        assert shown, text
+        value, by = float(shown.group().replace(",", "").replace("−", "-")), float(order)
+        # shares are shown in percent, bytes in MB
+        assert any(abs(value - by * scale) <= 0.006 * abs(value) + 1e-9
+                   for scale in (1, 100, 1e-6)), (text, order)  # fmt: skip
+        found += "±" in text
+    assert found > 40
+    figures = re.findall(r'<td class="n"[^>]*>([^<\n]*±[^<\n]*)', pages["both"])
+    assert len(figures) == found, "a figure with an error cannot be sorted by its text"
 
 
 def test_a_heat_map_shows_every_cell_once(pages):

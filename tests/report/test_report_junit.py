@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
 from report_samples import (
     convert_report,
     finding,
@@ -16,7 +17,7 @@ from report_samples import (
 
 from mmq.report.junit import junit_text
 from mmq.report.load import Reports, reports_of
-from mmq.report.schema import LevelResult
+from mmq.report.schema import LevelResult, VerifyReport
 
 LAYER = "language_model.model.layers.{}.block_sparse_moe.experts.7.w1.weight"
 
@@ -36,11 +37,17 @@ def tree(reports: Reports) -> ET.Element:
 
 
 def cases(root: ET.Element, outcome: str = "failure") -> dict[tuple[str, str], ET.Element]:
+    """Cases of this outcome; the verdict's, which fails with any other, has tests of its own."""
     return {
         (c.get("classname", ""), c.get("name", "")): found
         for c in root.iter("testcase")
-        if (found := c.find(outcome)) is not None
+        if (found := c.find(outcome)) is not None and c.get("name") != "verdict"
     }
+
+
+def verdict_case(report: VerifyReport) -> ET.Element:
+    (found,) = [c for c in tree(reports_of(report)).iter("testcase") if c.get("name") == "verdict"]
+    return found
 
 
 def weights(findings, **checks: int):
@@ -51,7 +58,7 @@ def weights(findings, **checks: int):
 def test_a_suite_for_each_level_and_a_case_for_each_check():
     root = tree(reports_of(verify_report()))
     assert [s.get("name") for s in root] == ["mmq.structure", "mmq.weights", "mmq.logits",
-                                             "mmq.findings"]  # fmt: skip
+                                             "mmq.findings", "mmq.verdict"]  # fmt: skip
     names = {c.get("name") for c in root[0]}
     assert {"opened", "kv scales"} <= names
     assert ("mmq.weights", "input scales: calibrated elsewhere") in cases(root, "skipped")
@@ -97,7 +104,7 @@ def test_a_finding_of_the_level_as_a_whole():
 
 def test_findings_without_a_level_have_a_suite_of_their_own():
     root = tree(weights([finding("file-hash", where="a.bin")], **{"files hashed": 2}))
-    assert [s.get("name") for s in root] == ["mmq.weights", "mmq.findings"]
+    assert [s.get("name") for s in root] == ["mmq.weights", "mmq.findings", "mmq.verdict"]
     assert list(cases(root)) == [("file-hash", "findings a.bin")]
     assert list(cases(root, "skipped")) == [("mmq.weights", "files hashed")]
 
@@ -117,7 +124,69 @@ def test_kernels_are_cases():
                                 ("kernel-crashed", "kernel qkv")}  # fmt: skip
     assert "router; 7 tokens" in (cases(root)["kernel-differs", "kernel router"].text or "")
     assert list(cases(root, "skipped")) == [("mmq.kernels", "kernel selection")]
-    assert [s.get("name") for s in root] == ["mmq.kernels"]
+    assert [s.get("name") for s in root] == ["mmq.kernels", "mmq.verdict"]
+
+
+@pytest.mark.parametrize("verdict", ["pass", "warn", "inconclusive", "fail"])
+def test_a_verdict_that_no_finding_explains_still_fails(verdict):
+    """CI must not be green where `mmq verify` exits 3, whatever the report lacks."""
+    level = LevelResult(level="weights", status=verdict, seconds=1, checks={"a": 1})
+    report = verify_report(levels=[level], verdict=verdict, findings=[], logits=None)
+    failed = verdict_case(report).find("failure")
+    assert (failed is not None) == (verdict in ("inconclusive", "fail"))
+    if failed is not None:
+        assert failed.get("type") == f"verdict-{verdict}"
+    failures = int(tree(reports_of(report)).get("failures", ""))
+    assert failures == (1 if failed is not None else 0)
+
+
+def kernels_with(*findings, worst: float = 0.4):
+    """Operations moe and moe_router, both beyond their bound unless `worst` is less."""
+    report = kernels_report()
+    assert report.kernels is not None
+    one = report.kernels.results[1]
+    results = [one.model_copy(update={"op": op, "worst": worst}) for op in ("moe", "moe_router")]
+    kernels = report.kernels.model_copy(update={"results": results})
+    return tree(reports_of(report.model_copy(update={
+        "kernels": kernels, "findings": list(findings)})))  # fmt: skip
+
+
+def test_a_kernels_case_has_its_own_findings_alone():
+    root = kernels_with(finding("kernel-differs", where="moe_router; 7 tokens"))
+    failed = cases(root)
+    assert "7 tokens" in (failed["kernel-differs", "kernel moe_router"].text or "")
+    assert "7 tokens" not in (failed["kernel-differs", "kernel moe"].text or "")
+
+
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [
+        (finding("kernel-differs", where="mo; 7 tokens"), 0.4),
+        (finding("kernel-differs", where="moe; 7 tokens"), 0.001),
+        (finding("kernel-crashed", where="moe"), 0.4),
+        (finding("kernel-path", "note", where="moe"), 0.4),
+        (finding("kernel-differs", "note", where="moe"), 0.4),
+    ],
+)
+def test_a_finding_that_no_case_tells_is_told(found, worst):
+    """Another operation's, one whose operation passed, and every note."""
+    root = kernels_with(found, worst=worst)
+    text = ET.tostring(root[-2], encoding="unicode")
+    assert root[-2].get("name") == "mmq.findings" and f"[{found.id}]" in text
+
+
+@pytest.mark.parametrize("id", ["gate-note", "gate-fail"])
+def test_what_is_no_gates_own_finding_is_told(id):
+    """kld_mean passed: a finding that says otherwise is not in its case."""
+    found = finding(id, message="kld_mean is odd", level="logits", check="gates")
+    root = tree(reports_of(verify_report(findings=[found])))
+    assert (id, "gates") in cases(root)
+
+
+def test_times_are_numbers():
+    level = LevelResult(level="weights", status="pass", seconds=float("nan"), checks={"a": 1})
+    root = tree(reports_of(verify_report(levels=[level], findings=[], logits=None)))
+    assert {e.get("time") for e in root.iter() if "time" in e.attrib} == {"0.000"}
 
 
 def test_a_conversion_is_one_suite():

@@ -26,7 +26,7 @@ def test_what_a_card_needs_is_there():
         "## mmq verify: ❌ fail", "### Findings", "| ❌ error | `gate-fail` |",
         "| structure | ✅ pass | 2 | 4 | 0.1 |", "❔ inconclusive (needs 6 more windows)",
         "| routed_experts | MXFP8 | 4,866,048 | 4.866 | 0 | 0.000 | −100.0 % |",
-        "perplexity is 8.10 ± 0.20", "| both | 9.76 ± 0.21 |", "| `a.txt` |",
+        "perplexity is 8.10 ± 0.20", "| both (judged) | 9.76 ± 0.21 |", "| `a.txt` |",
     ):  # fmt: skip
         assert part in text, part
     assert "KLD quantiles" not in text, "details are left to the other formats"
