@@ -8,6 +8,7 @@ PIP     = $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: demo test test-slow check check-oracles check-kernels bench clean
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("mmq needs Python 3.11 or newer, $(PYTHON) is %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: $(BIN)/python pyproject.toml constraints.txt

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mmq.commands.completing import complete_file, complete_folder, complete_source
+from mmq.commands.output_files import output_file
 from mmq.commands.paths import expanded, optional_path
 from mmq.commands.token_options import token_options
 from mmq.errors import UsageError
@@ -74,7 +75,7 @@ def calibrate(
     from mmq.calibrate.lines import calibration_lines
 
     downloads = optional_path(words.pop("download_dir"))
-    out, settings = Path(expanded(output)), _settings(words)
+    out, settings = output_file(output), _settings(words)
     if merge or merge_experts:
         if src is not None or not merge or settings.texts or settings.tokens:
             raise UsageError(

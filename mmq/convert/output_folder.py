@@ -18,6 +18,8 @@ from mmq.convert.work import IMPORTANCE, SOURCE
 from mmq.convert.writer import PARTIAL, disk_error
 from mmq.errors import BadInputError, MmqError, RefusedError, UsageError
 
+#: Where runs keep what they need while they last; an interrupted verification leaves its own.
+_WORK_FOLDERS = (f"{FOLDER}/", ".mmq-verify/")
 #: Reports beside the checkpoint; they speak of one run, so a new run replaces them.
 REPORT_NAMES = (
     "mmq-convert.json", "mmq-verify.json", "mmq-verify-tokens.npy", "tensors.csv", "config.json",
@@ -232,7 +234,7 @@ def _removable(out: Path, writes: set[str]) -> list[Path]:
     foreign: list[str] = []
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
-        if (path.is_dir() and not path.is_symlink()) or name.startswith(FOLDER + "/"):
+        if (path.is_dir() and not path.is_symlink()) or name.startswith(_WORK_FOLDERS):
             continue
         known = _is_ours(name, ours)
         (found if known else foreign).append(path if known else name)  # type: ignore[arg-type]

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from actions_runner import Runner
+from ci_places import ROOT, SOURCE
 from loopback_hub.hub_server import LoopbackHub
 
 from mmq.demo.bundled import bundled_model
-
-ROOT = Path(__file__).parents[2]
-SOURCE, REPO = "acme/small-m3", "acme/small-m3-nvfp4"
 
 
 @pytest.fixture

@@ -299,3 +299,42 @@ def test_source_removed_at_the_end_of_the_run(run, stop_after, whole, tmp_path):
     count = len([n for n in whole if n.startswith("model-") and n.endswith(".safetensors")])
     stop_after(count, _remove, stop=False)
     refused(run(source=folder), "source-changed", code=4)
+
+
+def test_an_earlier_verdict_does_not_outlive_the_resume(good_folder, tmp_path, monkeypatch):
+    """A report about other files is not left beside these; verify makes none of unfinished ones."""
+    out = tmp_path / "out"
+    monkeypatch.setattr("mmq.convert.run.write_everything_but_index", _interrupted)
+    assert run_mmq("convert", good_folder, out, "--jobs", "1")[0] == 130
+    monkeypatch.undo()
+    code, events, _ = run_mmq("verify", out, "--against", good_folder)
+    assert code == 5 and [e["id"] for e in events if e["event"] == "error"] == ["output-unfinished"]
+    (out / "mmq-verify.json").write_text("{}")
+    assert run_mmq("convert", good_folder, out, "--jobs", "1")[0] == 0
+    assert not (out / "mmq-verify.json").exists()
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_run_without_room_leaves_nothing(good_folder, tmp_path, monkeypatch):
+    """Another command may follow; there is nothing to discard."""
+    out = tmp_path / "out"
+    monkeypatch.setattr("mmq.convert.downloads.free_bytes", lambda _: 1000)
+    code, events, _ = run_mmq("convert", good_folder, out, "--jobs", "1")
+    assert code == 6 and any(e.get("id") == "disk-space" for e in events)
+    assert list(out.iterdir()) == []
+    monkeypatch.undo()
+    assert run_mmq("convert", good_folder, out, "--jobs", "1", "--layout", "minimax")[0] == 0
+
+
+def test_what_an_interrupted_verification_left_is_not_foreign(good_folder, tmp_path):
+    out = tmp_path / "out"
+    assert run_mmq("convert", good_folder, out, "--jobs", "1")[0] == 0
+    (out / ".mmq-verify" / "source").mkdir(parents=True)
+    (out / ".mmq-verify" / "source" / "x.safetensors").write_bytes(b"half")
+    assert run_mmq("convert", good_folder, out, "--jobs", "1", "--overwrite")[0] == 0
+    (out / ".mmq-else").mkdir()
+    (out / ".mmq-else" / "x").write_bytes(b"")
+    assert run_mmq("convert", good_folder, out, "--jobs", "1", "--overwrite")[0] == 7
