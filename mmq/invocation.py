@@ -18,6 +18,7 @@ import click
 
 from mmq.console import Console
 from mmq.errors import IncompleteError, MachineError, MmqError, UsageError
+from mmq.mistyped import explained
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: Errors of the machine rather than of mmq: no space, quota, memory or file descriptors.
@@ -83,7 +84,7 @@ def invoke(cli: click.Group, argv: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
-        code = _usage_error(run, error, arguments)
+        code = _usage_error(run, cli, error, arguments)
     except (KeyboardInterrupt, click.Abort):
         code = _stopped(run, "interrupted", 130, arguments)
     except _Terminated:
@@ -123,7 +124,9 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _usage_error(run: Run, error: click.ClickException, arguments: list[str]) -> int:
+def _usage_error(
+    run: Run, cli: click.Group, error: click.ClickException, arguments: list[str]
+) -> int:
     """click's own errors; options after the faulty one were not parsed, so --json is looked for."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
@@ -131,14 +134,21 @@ def _usage_error(run: Run, error: click.ClickException, arguments: list[str]) ->
     if "--json" in arguments:
         run.console.mode = "json"
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "mmq"
-    run.console.error(UsageError("usage", error.format_message(), hint=f"{command} --help"))
+    name = next((word for word in arguments if word in cli.commands), None)
+    command = context.command_path if context else f"mmq {name}" if name else "mmq"
+    message, hint = error.format_message(), f"{command} --help"
+    if name is not None and isinstance(error, click.UsageError):
+        typed = arguments[arguments.index(name) + 1 :]
+        message, hint = explained(cli.commands[name], command, typed, message, hint)
+    run.console.error(UsageError("usage", message, hint=hint))
     return error.exit_code
 
 
 def _stopped(run: Run, how: str, code: int, arguments: list[str]) -> int:
     hint = None
-    if {"convert", "publish"} & set(arguments) and "--dry-run" not in arguments:
+    words = set(arguments)
+    streams = {"verify", "logits"} <= words or ("calibrate" in words and "--merge" not in words)
+    if (streams or words & {"convert", "publish"}) and "--dry-run" not in words:
         # --restart would throw away what the interrupted run finished
         again = [a for a in arguments if a != "--restart"]
         hint = f"resume with: {shlex.join(['mmq', *again])}"

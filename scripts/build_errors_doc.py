@@ -6,7 +6,7 @@ python scripts/build_errors_doc.py
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import mmq.errors as errors
@@ -17,6 +17,14 @@ _CLASSES = {
     name: value.exit_code
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, errors.MmqError)
+}
+#: Ids that no call spells out: (what it is, message). A test makes each of them.
+COMPUTED = {
+    "interrupted": ("exit 130", "interrupted before the end"),
+    "terminated": ("exit 143", "terminated before the end"),
+    "gate-fail": ("error", "… is beyond its limit"),
+    "gate-warn": ("warning", "… misses its target"),
+    "gate-inconclusive": ("note", "… is within two standard errors of a limit…"),
 }
 
 
@@ -31,25 +39,38 @@ def text_of(node: ast.expr) -> str:
     return "…"
 
 
-def calls(path: Path) -> Iterator[tuple[str, str, str]]:
+def exit_codes(trees: Iterable[ast.Module]) -> dict[str, int]:
+    """Exit codes of errors by class name: those of mmq.errors, and what modules derive of them."""
+    codes = dict(_CLASSES)
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name not in codes:
+                bases = [b.id for b in node.bases if isinstance(b, ast.Name) and b.id in codes]
+                codes.update((node.name, codes[base]) for base in bases)
+    return codes
+
+
+def calls(tree: ast.Module, codes: dict[str, int]) -> Iterator[tuple[str, str, str]]:
     """(id, what it is, message) of every error and finding a file makes."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         name, args = node.func.id, node.args
         if not args or not isinstance(args[0], ast.Constant) or not isinstance(args[0].value, str):
             continue
-        if name in _CLASSES and len(args) > 1:
-            yield args[0].value, f"exit {_CLASSES[name]}", text_of(args[1])
+        if name in codes and len(args) > 1:
+            yield args[0].value, f"exit {codes[name]}", text_of(args[1])
         elif name == "Finding" and len(args) > 2:
             yield args[0].value, text_of(args[1]), text_of(args[2])
 
 
 def document() -> str:
     """The page."""
-    rows: dict[str, tuple[str, str]] = {}
-    for path in sorted((ROOT / "mmq").rglob("*.py")):
-        for id, what, message in calls(path):
+    rows = dict(COMPUTED)
+    trees = [ast.parse(p.read_text("utf-8")) for p in sorted((ROOT / "mmq").rglob("*.py"))]
+    codes = exit_codes(trees)
+    for tree in trees:
+        for id, what, message in calls(tree, codes):
             rows.setdefault(id, (what, message.replace("|", "\\|").replace("\n", " ")))
     codes = "\n".join(f"| {code} | {meaning} |" for code, meaning in errors.EXIT_CODES.items())
     lines = "\n".join(

@@ -113,7 +113,12 @@ def test_an_error_in_the_text_modes(mode: list[str], capsys: pytest.CaptureFixtu
     assert out == ""
     lines = err.splitlines()
     assert lines[0].startswith("error[source-not-found]: nowhere ")
-    assert [line.split(":")[0] for line in lines[1:]] == ["  where", "  expected", "  hint"]
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "  where",
+        "  got",
+        "  expected",
+        "  hint",
+    ]
 
 
 def test_an_error_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,6 +262,7 @@ def test_convert_hands_over_every_option(
     command += " --kv-format fp8 --ignore a.* --ignore b --experts-from ~/bf16"
     command += " --max-shard-size 4GB --jobs 7 --restart --overwrite --strict --hash-source"
     command += " --allow-nonfinite-passthrough --scale-search mse --importance ~/weights"
+    (tmp_path / "bf16").mkdir()
     assert main(["convert", "SRC", "OUT", *command.split()]) == 0
     ((source, out, options, settings, _),) = calls
     assert (source, out) == ("SRC", Path("OUT"))
@@ -321,19 +327,21 @@ def test_verify_hands_over_every_option(
     src, report = tmp_path / "src", tmp_path / "report.json"
     logits = "--level logits --text ~/a.txt --text b.txt --windows 3 --context 99 --layers 2"
     logits += " --kv nvfp4 --index-k fp8 --no-replay --dtype bfloat16 --gates ~/g --work-dir w"
-    main(["verify", "pass", "--against", "src", *logits.split()])
+    main(["verify", "pass", "--against", "src", *logits.split(), "--jobs", "3"])
     plain = LogitsSettings()
     asked = LogitsSettings(
         (tmp_path / "a.txt", Path("b.txt")), None, 99, 3, 2, "nvfp4", "fp8", False, "bfloat16",
         "cpu", tmp_path / "g", Path("w"),
     )  # fmt: skip
-    same = {"strict": False, "report_path": None, "downloads": DownloadSettings()}
+    same = {
+        "strict": False, "report_path": None, "downloads": DownloadSettings(), "jobs": None,
+    }  # fmt: skip
     kept = DownloadSettings(tmp_path / "shards", keep=True)
     assert verify_calls == [
         (("pass", None, None), {**same, "logits": plain}),
         (("pass", str(src), "weights"),
          {**same, "strict": True, "report_path": report, "downloads": kept, "logits": plain}),
-        (("pass", "src", "logits"), {**same, "logits": asked}),
+        (("pass", "src", "logits"), {**same, "logits": asked, "jobs": 3}),
     ]  # fmt: skip
 
 

@@ -37,6 +37,22 @@ def test_errors_page_is_current() -> None:
     assert script.TARGET.read_text("utf-8") == script.document()
 
 
+def test_ids_that_no_call_spells_out_are_made() -> None:
+    """Those that the errors page lists by hand: how runs end, and what gates say."""
+    from test_invocation import ENDINGS
+
+    from mmq.verify.gates import GateResult, gate_findings
+
+    computed = load("build_errors_doc").COMPUTED
+    stopped = {id: f"exit {code}" for _, code, id in ENDINGS if code > 7}
+    results = [
+        GateResult(gate="top1", value=0.9, se=0.1, target=0.95, fail=0.9, status=status)
+        for status in ("pass", "warn", "inconclusive", "fail")
+    ]
+    gates = {f.id: f.severity for f in gate_findings(results, "out")}
+    assert {id: what for id, (what, _) in computed.items()} == {**stopped, **gates}
+
+
 def test_ci_page_is_current() -> None:
     script = load("build_ci_doc")
     assert script.TARGET.read_text("utf-8") == script.document()

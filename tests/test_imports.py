@@ -19,8 +19,8 @@ ROOT = Path(mmq.__file__).parent
 #: A part may import itself and what stands left of it (or on the same rank, for single modules).
 RANKS = {
     "errors": 0, "report": 1, "console": 2, "hub": 2, "kernels": 3, "quantize": 4, "convert": 5,
-    "verify": 6, "calibrate": 7, "publish": 8, "demo": 8, "doctor": 8, "invocation": 9,
-    "commands": 10, "cli": 11, "__main__": 12,
+    "verify": 6, "calibrate": 7, "publish": 8, "demo": 8, "doctor": 8, "mistyped": 8,
+    "invocation": 9, "commands": 10, "cli": 11, "__main__": 12,
 }  # fmt: skip
 
 

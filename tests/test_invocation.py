@@ -112,6 +112,37 @@ def test_a_stopped_conversion_says_how_to_resume(
     assert "hint" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "resumes"),
+    [
+        (["verify", "out", "--level", "logits"], True),
+        (["verify", "out", "--level", "weights"], False),
+        (["calibrate", "src"], True),
+        (["calibrate", "--merge", "a.json"], False),
+        (["report", "convert.json"], False),
+    ],
+)
+def test_what_goes_on_where_it_was_stopped(
+    arguments: list[str], resumes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.group()
+    def stopped() -> None:
+        pass
+
+    def stop(words: tuple[str, ...]) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("verify", "calibrate", "report"):
+        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)
+        stopped.add_command(
+            click.Command(name, callback=stop, params=[words],
+                          context_settings={"ignore_unknown_options": True})
+        )  # fmt: skip
+    assert invoke(stopped, arguments) == 130
+    told = f"resume with: mmq {' '.join(arguments)}" in capsys.readouterr().err
+    assert told == resumes
+
+
 def test_sigterm_is_given_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     invoke(failing, ["convert", "SIGTERM"])

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     help="Share of magnitudes that --observer percentile lets through.",
 )  # fmt: skip
 @click.option(
-    "--kv-format", type=click.Choice(["fp8", "nvfp4"]), default="fp8", show_default=True,
-    help="Format whose error --observer mse minimises.",
+    "--kv-format", type=click.Choice(["fp8", "nvfp4"], case_sensitive=False), default="fp8",
+    show_default=True, help="Format whose error --observer mse minimises.",
 )  # fmt: skip
 @click.option(
     "--importance-out", metavar="FILE", shell_complete=complete_file,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.argument("src", shell_complete=complete_source)
 @click.argument("out", shell_complete=complete_folder)
 @click.option(
-    "--to", type=click.Choice(["nvfp4", "mxfp8", "bf16"]), default="nvfp4", show_default=True,
-    help="Format of the routed experts (nvfp4) or of all linears (mxfp8, bf16).",
+    "--to", type=click.Choice(["nvfp4", "mxfp8", "bf16"], case_sensitive=False), default="nvfp4",
+    show_default=True, help="Format of the routed experts (nvfp4) or of all linears (mxfp8, bf16).",
 )  # fmt: skip
 @target_options
 @click.option(
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     help="Text for --kv-scales calibrate, UTF-8; repeatable.",
 )  # fmt: skip
 @click.option(
-    "--kv-format", type=click.Choice(["auto", "nvfp4", "fp8", "none"]), default="auto",
-    show_default=True, help="KV-cache format that the config declares.",
+    "--kv-format", type=click.Choice(["auto", "nvfp4", "fp8", "none"], case_sensitive=False),
+    default="auto", show_default=True, help="KV-cache format that the config declares.",
 )  # fmt: skip
 @click.option(
     "--scale-search", type=click.Choice(["mse", "max", "four-over-six"]), default="mse",
@@ -128,6 +128,7 @@ def convert(
 
 def _options(target: dict[str, Any]) -> ConvertOptions:
     """ConvertOptions from the command line's words."""
+    from mmq.convert.not_found import refuse_absent
     from mmq.convert.options import INPUT_SCALES, KV_SCALES, ConvertOptions
     from mmq.convert.sizes import parse_size
 
@@ -136,6 +137,8 @@ def _options(target: dict[str, Any]) -> ConvertOptions:
     for key, words in (("kv_scales", (*KV_SCALES, CALIBRATE)), ("input_scales", INPUT_SCALES)):
         if target[key] not in words:
             target[key] = _absolute(target[key])
+    if target["experts_from"]:
+        refuse_absent(target["experts_from"], "--experts-from")
     target["experts_from"] = _absolute(target["experts_from"])
     target["importance"] = _absolute(target["importance"])
     return ConvertOptions(max_shard_bytes=max_shard, allow_nonfinite=allow, **target)

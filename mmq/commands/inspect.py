@@ -26,7 +26,7 @@ _NOTHING_WRONG = ("already-converted", "nothing-to-convert")
 @click.command()
 @click.argument("src", shell_complete=complete_source)
 @click.option(
-    "--to", type=click.Choice(["nvfp4", "mxfp8", "bf16"]),
+    "--to", type=click.Choice(["nvfp4", "mxfp8", "bf16"], case_sensitive=False),
     help="Show what this conversion would give.  [default: nvfp4, where it is possible]",
 )  # fmt: skip
 @target_options
@@ -68,10 +68,13 @@ def _outcome(
     console: Console, source: Checkpoint, to: str | None, target: dict[str, Any]
 ) -> ConversionPlan | None:
     """The plan; None when SRC cannot be converted and --to did not ask for it."""
+    from mmq.convert.not_found import refuse_absent
     from mmq.convert.options import ConvertOptions
     from mmq.convert.plan import build_plan
 
     target["experts_from"] = expanded(target["experts_from"])
+    if target["experts_from"]:
+        refuse_absent(target["experts_from"], "--experts-from")
     try:
         return build_plan(source, ConvertOptions(to=to or "nvfp4", **target))
     except MmqError as error:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import overload
+
+import click
 
 from mmq.errors import UsageError
 
@@ -17,10 +20,18 @@ def expanded(path: str | None) -> str | None:
 
     Raises:
         UsageError: an empty word, as an unset shell variable leaves it; it would mean the current
-            folder.
+            folder.  An option in a value's place, as the same without quotes leaves it.
     """
     if path == "":
-        raise UsageError("option-value", "a path is empty: is a shell variable unset?")
+        raise UsageError(
+            "option-value", f"{_place_of('') or 'a path'} is empty: is a shell variable unset?"
+        )
+    if path and path.startswith("-") and path in _options():
+        place = _place_of(path) or "a path"
+        raise UsageError(
+            "option-value", f"{place} took {path!r} as its value: is a shell variable unset?",
+            got=path, hint=f"give {place} a value, or leave it out",
+        )  # fmt: skip
     return str(Path(path).expanduser()) if path and path.startswith("~") else path
 
 
@@ -28,3 +39,21 @@ def optional_path(path: str | None) -> Path | None:
     """The same as a Path."""
     word = expanded(path)
     return None if word is None else Path(word)
+
+
+def _place_of(value: str) -> str | None:
+    """The argument (`SRC`) or option (`--against`) of the command being run that has this value."""
+    context = click.get_current_context(silent=True)
+    for param in context.command.params if context else ():
+        given = context.params.get(param.name or "") if context else None
+        values: Iterable[object] = given if isinstance(given, tuple) else (given,)
+        if value in values:
+            return param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
+    return None
+
+
+def _options() -> set[str]:
+    """What the command being run has for options, as typed."""
+    context = click.get_current_context(silent=True)
+    params = context.command.params if context else ()
+    return {word for param in params if isinstance(param, click.Option) for word in param.opts}

@@ -67,7 +67,7 @@ def publish(
 
     given = {"license": license_id, "license_name": license_name, "license_link": license_link}
     settings = PublishSettings(
-        repo, revision, create_pr, private, dry_run, allow_unverified, base_model,
+        expanded(repo), revision, create_pr, private, dry_run, allow_unverified, base_model,
         {k: v for k, v in given.items() if v}, parse_images(images),
         parse_dataset(eval_dataset) if eval_dataset else None,
     )  # fmt: skip

@@ -44,6 +44,7 @@ def report(run: Run, /, file: str, other: str | None, form: str, output: str | N
     from mmq.report.load import read_reports
 
     paths = [Path(expanded(path)) for path in (file, other) if path is not None]
+    _refuse_target(paths[1:])
     target = output_file(output)
     _keep_input(paths, target)
     found = [read_reports(path) for path in paths]
@@ -61,6 +62,20 @@ def report(run: Run, /, file: str, other: str | None, form: str, output: str | N
     data["text"] = None if target else text
     run.console.result("" if target else text.rstrip("\n"), data)
     return 0
+
+
+def _refuse_target(others: list[Path]) -> None:
+    """A file to be written, named without -o.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for path in others:
+        if path.suffix in (".html", ".md", ".xml", ".txt") and not path.exists():
+            raise UsageError(
+                "option-value", f"there is no report {path} to compare with", got=str(path),
+                hint=f"-o {path}",
+            )  # fmt: skip
 
 
 def _keep_input(paths: list[Path], target: Path | None) -> None:

@@ -18,9 +18,9 @@ def target_options(command: _F) -> _F:
     """Add them to a command."""
     options = (
         click.option(
-            "--layout", type=click.Choice(["modelopt", "minimax"]), default="modelopt",
-            show_default=True, help="NVFP4 tensor names: ModelOpt's (vLLM, SGLang, TensorRT-LLM)"
-            " or MiniMax-M3.1's.",
+            "--layout", type=click.Choice(["modelopt", "minimax"], case_sensitive=False),
+            default="modelopt", show_default=True,
+            help="NVFP4 tensor names: ModelOpt's (vLLM, SGLang, TensorRT-LLM) or MiniMax-M3.1's.",
         ),
         click.option(
             "--mtp", type=click.Choice(["drop", "keep"]), default="drop", show_default=True,

@@ -75,6 +75,10 @@ _CACHE_FORMATS = ("exact", "bf16", "fp8", "nvfp4")
     " interpreter.  [default: a GPU if there is one]  cuda is ROCm too.",
 )  # fmt: skip
 @click.option(
+    "--jobs", type=click.IntRange(min=1),
+    help="Level weights: worker processes.  [default: min(4, cores), 1 for a small model]",
+)  # fmt: skip
+@click.option(
     "--require", type=click.Choice(REQUIREMENTS),
     help="Level kernels: exit 6 unless every operation ran natively on such a GPU.",
 )  # fmt: skip
@@ -200,11 +204,13 @@ def _levels(
     from mmq.verify.run import verify as run_verify
 
     folder, keep = logits.pop("download_dir"), logits.pop("keep_downloads")
+    jobs = logits.pop("jobs")
     try:
         report = run_verify(
             expanded(out), expanded(against), level, strict=strict,
             report_path=output_file(report_path), console=run.console,
             downloads=DownloadSettings.of(expanded(folder), keep), logits=_settings(logits),
+            jobs=jobs,
         )  # fmt: skip
     except ReportNotWrittenError as error:
         return error.report, error

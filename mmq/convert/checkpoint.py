@@ -109,14 +109,9 @@ def open_checkpoint(location: str | Path) -> Checkpoint:
         from mmq.convert.hub_source import open_hub
 
         return open_hub(repository, text)
-    raise BadInputError(
-        "source-not-found",
-        f"{text} is neither a folder, a .safetensors file, a header manifest, a built-in source nor"
-        " a Hub repository",
-        where=text,
-        expected=f"a path, org/name, or one of {', '.join(BUILTIN)}",
-        hint="hf download ORG/NAME --local-dir FOLDER",
-    )
+    from mmq.convert.not_found import not_found
+
+    raise not_found(text)
 
 
 def open_folder(root: Path, location: str) -> Checkpoint:
@@ -161,13 +156,16 @@ def _only_weight_file(root: Path) -> str:
         return SINGLE_NAME
     if len(found) == 1:
         return found[0]
+    hint = "an unfinished download or conversion has no index; finish it first"
+    if not found:
+        raise BadInputError(
+            "no-weights", f"{root} has no {INDEX_NAME} and no .safetensors file", where=str(root),
+            hint=hint,
+        )  # fmt: skip
     raise BadInputError(
-        "index-missing" if found else "no-weights",
-        f"{root} has no {INDEX_NAME}"
-        + (f" to say which of its {len(found)} weight files belong together" if found
-           else " and no .safetensors file"),
-        where=str(root),
-        hint="an unfinished download or conversion has no index; finish it first",
+        "index-missing",
+        f"{root} has no {INDEX_NAME} to say which of its {len(found)} weight files belong together",
+        where=str(root), hint=hint,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from mmq.convert.checkpoint import Checkpoint, read_json_object
 from mmq.convert.options import INPUT_SCALES, KV_SCALES
 from mmq.convert.plan import ConversionPlan
+from mmq.convert.source_revision import source_revision
 from mmq.convert.work import Task
 from mmq.convert.writer import write_file
 from mmq.errors import BadInputError, IncompleteError, RefusedError
@@ -31,6 +32,8 @@ from mmq.quantize.version import NUMERICS_VERSION
 
 FOLDER = ".mmq"
 FORMAT = "mmq-journal/1"
+#: Key of a fingerprint that tells where the source lay: for messages, and no part of the identity.
+LOCATION = "location"
 
 
 def source_identity(source: Checkpoint) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def source_identity(source: Checkpoint) -> dict[str, Any]:
 
 
 def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
-    """Everything that decides this run's output bytes."""
+    """Everything that decides this run's output bytes, and where the source lies."""
     digest = hashlib.sha256()
     for unit in plan.units:
         digest.update(unit.header)
@@ -58,6 +61,7 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
     config = json.dumps(plan.source.config, sort_keys=True, ensure_ascii=False)
     return {
         "format": FORMAT,
+        LOCATION: _location(plan.source),
         "numerics_version": NUMERICS_VERSION,
         "options": _without_paths(plan.options.as_dict()),
         "source": source_identity(plan.source),
@@ -65,6 +69,13 @@ def fingerprint(plan: ConversionPlan) -> dict[str, Any]:
         "config_sha256": hashlib.sha256(config.encode("utf-8")).hexdigest(),
         "plan_sha256": digest.hexdigest(),
     }
+
+
+def _location(source: Checkpoint) -> str:
+    """`org/name@commit` of a source on the Hub, else its full path."""
+    if source.hub is None:
+        return str(Path(source.location).expanduser().absolute())
+    return "{}@{}".format(*source_revision(source))
 
 
 def _values(task: Task) -> Iterator[tuple[str, float]]:
@@ -88,7 +99,7 @@ def _without_paths(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def lasting(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint without file times: equal for equal bytes, wherever the source lies."""
+    """The fingerprint without places and file times: equal for equal bytes, wherever they lie."""
 
     def without_times(shards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {
@@ -97,7 +108,7 @@ def lasting(value: Mapping[str, Any]) -> dict[str, Any]:
         }
 
     return {
-        **value,
+        **{k: v for k, v in value.items() if k != LOCATION},
         "source": without_times(value["source"]),
         "others": {origin: without_times(other) for origin, other in value["others"].items()},
     }
@@ -118,7 +129,7 @@ def fingerprint_diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
     return [
         f"{key}: {before.get(key, '(none)')} → {after.get(key, '(none)')}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key, "(none)") != after.get(key, "(none)")
+        if key != LOCATION and before.get(key, "(none)") != after.get(key, "(none)")
     ]
 
 

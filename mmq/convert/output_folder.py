@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mmq.convert.checkpoint import INDEX_NAME, read_json_object
-from mmq.convert.journal import FOLDER, Journal, fingerprint_diff, lasting
+from mmq.convert.journal import FOLDER, LOCATION, Journal, fingerprint_diff, lasting
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile
@@ -83,10 +84,9 @@ def prepare(
         RefusedError: another run's output, other settings, foreign files.  MachineError: the
             folder cannot be written.
     """
-    if out.exists() and not out.is_dir():
-        raise UsageError("output-not-folder", f"{out} is no folder", where=str(out))
     writes = set(writes)
     try:
+        _refuse_file(out)
         # a run killed before its first record leaves only the journal's own folder
         if not out.exists() or (not journal.exists and {p.name for p in out.iterdir()} <= {FOLDER}):
             out.mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,19 @@ def prepare(
         return _existing(out, journal, fingerprint, writes, restart=restart, overwrite=overwrite)
     except OSError as error:
         raise disk_error(error, out) from error
+
+
+def _refuse_file(out: Path) -> None:
+    """OUT, or what it would lie in, must not be a file."""
+    for path in (out, *out.parents):
+        if path.is_dir():
+            return
+        if path.exists() or path.is_symlink():
+            what = "a file" if path.exists() else "a link to what does not exist"
+            raise UsageError(
+                "output-not-folder", f"{path} is no folder", where=str(out), got=what,
+                expected="a folder, or a name that is free", hint=f"mmq convert SRC {path}-nvfp4",
+            )  # fmt: skip
 
 
 def _existing(
@@ -110,6 +123,8 @@ def _existing(
         if not diff:
             return "finished"
         state = "a finished checkpoint" if finished else "files that are not an mmq run's"
+        if finished and (origin := _origin(out)) not in (None, fingerprint.get(LOCATION)):
+            state += f", made from {_short(origin)}; this is {_short(fingerprint.get(LOCATION))}"
         raise RefusedError(
             "output-not-empty",
             f"{out} holds {state}",
@@ -131,21 +146,15 @@ def _unfinished(
     journal.lock()
     if not restart:
         try:
-            diff = fingerprint_diff(journal.read_fingerprint(), fingerprint)
+            old = journal.read_fingerprint()
         except RefusedError:
             journal.unlock()
             raise
+        diff = fingerprint_diff(old, fingerprint)
         if not diff:
             return "resume"
         journal.unlock()
-        raise RefusedError(
-            "run-differs",
-            f"{out} holds an unfinished run with other settings or another source",
-            where=str(out),
-            got=_shown(diff),
-            expected="the same source and options",
-            hint="repeat the first command, or --restart to discard the unfinished run",
-        )
+        raise _run_differs(out, old, fingerprint, diff)
     ours = journal.read_files() | writes
     known = [
         path for path in sorted(out.rglob("*"))
@@ -154,6 +163,35 @@ def _unfinished(
     _clear(out, known, set())
     journal.begin(fingerprint, writes)
     return "fresh"
+
+
+def _run_differs(
+    out: Path, old: Mapping[str, Any], new: Mapping[str, Any], diff: list[str]
+) -> RefusedError:
+    """Another run's folder: whose, and the command that goes on with it."""
+    first, now = old.get(LOCATION), new.get(LOCATION)
+    if first in (None, now) or old.get("options") != new["options"]:
+        origin = [f"{LOCATION}: {first} → {now}"] if first not in (None, now) else []
+        return RefusedError(
+            "run-differs",
+            f"{out} holds an unfinished run with other settings or another source",
+            where=str(out),
+            got=_shown(origin + diff),
+            expected="the same source and options",
+            hint="repeat the first command, or --restart to discard the unfinished run",
+        )
+    # what else differs follows from the source
+    again = shlex.join(["mmq", "convert", str(first), str(out)])
+    return RefusedError(
+        "run-differs", f"{out} holds an unfinished run from {_short(first)}, this is {_short(now)}",
+        where=str(out), got=_short(now), expected=_short(first),
+        hint=f"{again} goes on with it, with the same options; --restart discards it",
+    )  # fmt: skip
+
+
+def _short(location: object) -> str:
+    """A location with as much of its commit as people compare."""
+    return re.sub(r"@([0-9a-f]{7})[0-9a-f]{33}$", r"@\1", str(location))
 
 
 def _shown(diff: list[str]) -> str:
@@ -200,9 +238,27 @@ def _differences(out: Path, fingerprint: Mapping[str, Any]) -> list[str]:
     newer = [f"{name}: newer than the output" for shards in read for name, shard in shards.items()
              if shard["mtime_ns"] > finished]  # fmt: skip
     files = [(out / entry["name"], entry["bytes"]) for entry in manifest.get("files", [])]
-    damaged = [f"{path.name}: absent or of another size" for path, nbytes in files
-               if not path.is_file() or path.stat().st_size != nbytes]  # fmt: skip
+    damaged = [
+        f"{path.name}: {f'{path.stat().st_size:,} bytes' if path.is_file() else 'absent'},"
+        f" {nbytes:,} when written"
+        for path, nbytes in files
+        if not path.is_file() or path.stat().st_size != nbytes
+    ]
     return newer + damaged
+
+
+def _origin(out: Path) -> str | None:
+    """Where a finished folder came from, as its manifest or its report tell; None for neither."""
+    with suppress(BadInputError):
+        hub = read_json_object(out / MANIFEST_NAME).get("hub")
+        found = hub.get(SOURCE) if isinstance(hub, dict) else None
+        if isinstance(found, dict):
+            return f"{found.get('repo')}@{found.get('commit')}"
+        source = read_json_object(out / REPORT_NAMES[0]).get("source")
+        place = source.get("location") if isinstance(source, dict) else None
+        # a relative one says nothing without the folder that it was typed in
+        return place if isinstance(place, str) and Path(place).is_absolute() else None
+    return None
 
 
 def _named_files(out: Path) -> set[str]:

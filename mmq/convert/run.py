@@ -93,7 +93,10 @@ def convert(
     )  # fmt: skip
     if state == "finished":
         journal.remove()
-        console.note(f"{out} is finished already: same source, same options, every file there")
+        console.note(
+            f"{out} is finished already: same source, same options, every file there with its size;"
+            " mmq verify checks bytes"
+        )
         return None
     # what somebody's look at the unfinished folder found says nothing of the finished one
     (out / VERIFY_REPORT_NAME).unlink(missing_ok=True)

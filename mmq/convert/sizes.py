@@ -26,6 +26,8 @@ RELEASES = {(45_838, 443_742_085_120): "", (46_637, 451_470_145_024): " with its
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+#: A plain number below this is taken for one whose unit was forgotten.
+_LEAST_PLAIN = 10**6
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.ASCII | re.IGNORECASE)
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")
@@ -155,13 +157,19 @@ def parse_size(text: str) -> int:
     """Bytes from ``5GB``, ``4.5GiB``, ``500MB`` or a plain number.
 
     Raises:
-        UsageError: not a positive size.
+        UsageError: not a positive size; or a small number that lost its unit, which would put
+            each tensor into a shard of its own.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is not None:
         number, unit, binary = match[1], match[2].upper(), match[3]
         factor = (_BINARY_UNITS if binary else _UNITS).get(unit, 0)
         nbytes = int(float(number) * factor) if "." in number else int(number) * factor
+        if text.strip().isdecimal() and 0 < nbytes < _LEAST_PLAIN:
+            raise UsageError(
+                "option-value", f"{text} bytes? A size has a unit", got=text,
+                expected="such as 5GB, 4.5GiB or 500MB", hint=f"{text.strip()}GB",
+            )  # fmt: skip
         if nbytes > 0:
             return nbytes
     raise UsageError(

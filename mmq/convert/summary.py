@@ -11,7 +11,7 @@ from typing import Any
 
 from mmq.convert.checkpoint import Checkpoint
 from mmq.convert.configs import config_edits, declared_kv_format, nvfp4_kv_notes
-from mmq.convert.downloads import DownloadSettings, download_summary
+from mmq.convert.downloads import SPARE_BYTES, DownloadSettings, download_summary
 from mmq.convert.kv_budget import per_million
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.side_files import list_side_files
@@ -116,6 +116,7 @@ def resource_summary(
         "side_bytes": folders.pop("", 0),
         "side_folders": dict(folders),
         "needed_bytes": plan.file_bytes + sum(side.nbytes for side in side_files) + held,
+        "spare_bytes": SPARE_BYTES,
         "download": fetched,
         "free_bytes": None if disk is None else shutil.disk_usage(disk).free,
         "disk": None if disk is None else str(disk),

@@ -7,23 +7,22 @@ token itself, or a part of it, is in no fact.
 
 from __future__ import annotations
 
-import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from mmq import __version__
 from mmq.doctor.facts import Fact, first_line, load
 from mmq.doctor.libraries import remedy_for
+from mmq.errors import UsageError
 from mmq.hub.client import endpoint, is_offline
+from mmq.hub.token_place import LOGIN, token_place, token_remedy
 
 SECONDS = 5.0
 #: What api/whoami-v2 may answer to somebody without a token.
 _OF_A_HUB = (200, 401)
-_LOGIN = "hf auth login"
 _NETWORK = (
     "see network and proxy (HTTPS_PROXY); HF_ENDPOINT names another address, local folders need"
     " no Hub"
@@ -55,7 +54,10 @@ def hub_facts(*, ask: bool) -> list[Fact]:
 
 def _address(ask: bool) -> tuple[Fact, bool]:
     """The Hub's address, and whether it answered."""
-    shown = _shown(endpoint())
+    try:
+        shown = _shown(endpoint())
+    except UsageError as error:
+        return Fact("address", False, error.message, error.hint), False
     if is_offline():
         text = f"HF_HUB_OFFLINE is set: {shown} is not asked, only its cache is read"
         return Fact("address", None, text), False
@@ -81,10 +83,10 @@ def _shown(url: str) -> str:
 
 def _token(reached: bool) -> Fact:
     """Where the token is from, and whose it is as far as the Hub could be asked."""
-    source = _source()
+    source = token_place()
     if source is None:
         text = "none: enough for public repositories, not for gated ones and publish"
-        return Fact("token", None, text, _LOGIN)
+        return Fact("token", None, text, LOGIN)
     said = f"from {source}"
     if not reached:
         return Fact("token", None, f"{said}; the Hub was not asked about it")
@@ -94,33 +96,23 @@ def _token(reached: bool) -> Fact:
         token = load("huggingface_hub").get_token() or ""
     except Exception as error:
         # its text may quote what it was given
-        return Fact("token", False, f"{said}; cannot be had: {type(error).__name__}", _LOGIN)
+        return Fact(
+            "token", False, f"{said}; cannot be had: {type(error).__name__}", token_remedy()
+        )
     if not (token.isascii() and token.isprintable()):
-        return Fact("token", False, f"{said}; holds characters that no token has", _LOGIN)
+        text = f"{said}; holds characters that no token has"
+        return Fact("token", False, text, token_remedy())
     return _judged(said, _asked(token))
 
 
 def _judged(said: str, answer: _Answer) -> Fact:
     if answer.status == 401:
-        return Fact("token", False, f"{said}; the Hub does not know it", _LOGIN)
+        return Fact("token", False, f"{said}; the Hub does not know it", token_remedy())
     name = answer.body.get("name") if isinstance(answer.body, dict) else None
     if isinstance(name, str):
         return Fact("token", True, f"{said}; the Hub knows it as {name}")
     why = answer.why or f"HTTP {answer.status}"
     return Fact("token", None, f"{said}; the Hub did not say whose it is ({why})")
-
-
-def _source() -> str | None:
-    """Where huggingface_hub takes the token from, in its own order; None without one."""
-    constants = load("huggingface_hub.constants")
-    for name in ("HF_OIDC_RESOURCE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if os.environ.get(name, "").strip():
-            return name
-    file = Path(constants.HF_TOKEN_PATH)
-    try:
-        return str(file) if file.read_text().strip() else None
-    except (OSError, ValueError):
-        return None
 
 
 def _asked(token: str | None) -> _Answer:

@@ -16,14 +16,16 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from mmq import __version__
-from mmq.errors import BadInputError, IncompleteError
+from mmq.errors import BadInputError, IncompleteError, UsageError
 from mmq.hub.location import HubLocation
 from mmq.hub.refusals import refusal
 from mmq.hub.retries import FIRST_TRIES, RETRIED, PassingError, Patience, Stopped, told_wait
+from mmq.hub.token_place import token_place, token_remedy
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
@@ -35,10 +37,25 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
 
 
 def endpoint() -> str:
-    """The Hub's address (HF_ENDPOINT)."""
+    """The Hub's address (HF_ENDPOINT).
+
+    Raises:
+        UsageError: it is none that could be asked, as without its `http://`.
+    """
     from huggingface_hub import constants
 
-    return str(constants.ENDPOINT).rstrip("/")
+    address = str(constants.ENDPOINT).rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        # a password in it is nobody's business
+        shown = address.rpartition("@")[2]
+        raise UsageError(
+            "hub-endpoint", f"HF_ENDPOINT is {shown!r}, which is no address", where="HF_ENDPOINT",
+            got=shown, expected="an address such as https://huggingface.co",
+            hint="unset HF_ENDPOINT" if "://" in address or not shown
+            else f"export HF_ENDPOINT=http://{shown}",
+        )  # fmt: skip
+    return address
 
 
 def is_offline() -> bool:
@@ -90,7 +107,24 @@ def read_all(file: RemoteFile, stop: threading.Event) -> bytes:
             with _answer(file, None) as answer:
                 return b"".join(_chunks(answer, stop))
         except PassingError as failure:
-            patience.wait(failure)
+            try:
+                patience.wait(failure)
+            except IncompleteError as error:
+                raise _not_listed(file, error) from None
+
+
+def _not_listed(file: RemoteFile, error: IncompleteError) -> IncompleteError:
+    """What was typed may be a folder's name as well: both that it could be are told."""
+    repo = file.location.repo
+    if Path(repo).exists():
+        return error
+    parent = Path(repo).parent
+    return IncompleteError(
+        error.id, f"there is no folder {repo}, and the Hub could not be asked for {file.location}",
+        where=_shown(file.url), got=error.got,
+        hint=f"a folder? ls {parent if parent.is_dir() else '.'}; a repository? run the same"
+        " command again when the Hub answers (mmq doctor)",
+    )  # fmt: skip
 
 
 def read_range(file: RemoteFile, start: int, nbytes: int, stop: threading.Event) -> bytearray:
@@ -118,6 +152,12 @@ def read_range(file: RemoteFile, start: int, nbytes: int, stop: threading.Event)
                 renewed = len(data)
             patience.wait(failure)
     return data
+
+
+def _shown(url: str) -> str:
+    """An address without its query, and without the password that HF_ENDPOINT may hold."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 class _Answer:
@@ -168,7 +208,10 @@ def _answer(file: RemoteFile, span: tuple[int, int] | None) -> Iterator[_Answer]
             if status in RETRIED:
                 raise PassingError(f"HTTP {status}", told_wait(response.headers))
             if status not in (200, 206):
-                raise refusal(status, response.headers, file.location, file.name, endpoint())
+                raise refusal(
+                    status, response.headers, file.location, file.name, endpoint(),
+                    sent=_sends_token(url),
+                )  # fmt: skip
             yield _Answer(response, _position(response) if status == 206 else 0)
             return
     raise PassingError("redirected in a circle")
@@ -214,20 +257,30 @@ def _request(url: str, span: tuple[int, int] | None) -> Iterator[Any]:
 
 def _headers(url: str) -> dict[str, str]:
     """Who we are; the token only for the Hub itself."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import get_token
 
     headers = {"User-Agent": f"mmq/{__version__}", "Accept-Encoding": "identity"}
-    ours = _host(url) == _host(endpoint()) and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
-    token = get_token() if ours else None
+    token = get_token() if _may_see_token(url) else None
     if token is None:
         return headers
     if not (token.isascii() and token.isprintable()):
         # the HTTP library would quote it in its complaint
         raise BadInputError(
-            "hub-token", "the Hub's token holds characters that no token has", where="HF_TOKEN",
-            hint="hf auth login",
+            "hub-token", "the Hub's token holds characters that no token has", where=token_place(),
+            hint=token_remedy(),
         )  # fmt: skip
     return {**headers, "Authorization": f"Bearer {token}"}
+
+
+def _may_see_token(url: str) -> bool:
+    from huggingface_hub import constants
+
+    return _host(url) == _host(endpoint()) and not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
+
+
+def _sends_token(url: str) -> bool:
+    """Whether a request to this address has the token with it."""
+    return "Authorization" in _headers(url)
 
 
 def _host(url: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from mmq.errors import UsageError
 
@@ -48,6 +49,20 @@ def parse_location(text: str) -> HubLocation | None:
     if at and not revision:
         raise _no_location(text)
     return HubLocation(repo, revision or DEFAULT_REVISION)
+
+
+def named_by_address(text: str) -> HubLocation | None:
+    """The repository whose page a web address is (`https://huggingface.co/org/name/tree/v1`)."""
+    address = urlsplit(text)
+    if address.scheme not in ("http", "https"):
+        return None
+    owner, name, view, revision, *_ = (*address.path.strip("/").split("/"), "", "", "", "")
+    known = view in ("tree", "blob", "resolve") and revision
+    at = unquote(revision) if known else DEFAULT_REVISION
+    try:
+        return parse_location(f"{SCHEME}{owner}/{name}@{at}")
+    except UsageError:
+        return None
 
 
 def _exists(text: str) -> bool:

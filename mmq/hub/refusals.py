@@ -11,17 +11,20 @@ from collections.abc import Mapping
 
 from mmq.errors import BadInputError, MmqError
 from mmq.hub.location import HubLocation
+from mmq.hub.token_place import token_place, token_remedy
 
 _LOGIN = "hf auth login   (or set HF_TOKEN)"
 
 
 def refusal(
-    status: int, headers: Mapping[str, str], location: HubLocation, file: str | None, endpoint: str
-) -> MmqError:
+    status: int, headers: Mapping[str, str], location: HubLocation, file: str | None,
+    endpoint: str, *, sent: bool = False,
+) -> MmqError:  # fmt: skip
     """The error that a final status amounts to.
 
     Args:
         file: the file that was asked for; None for the repository's listing.
+        sent: whether a token went with the request.
     """
     repo, code = location.repo, headers.get("x-error-code", "")
     got = f"HTTP {status}" + (f", {code}" if code else "")
@@ -31,10 +34,15 @@ def refusal(
             got=got,
             hint=f"accept them at {endpoint}/{repo}, then: hf auth login",
         )  # fmt: skip
-    if status == 401:
+    if status == 401 and (code or not sent):
         return BadInputError(
             "hub-login", f"the Hub shows {repo} to nobody without a valid token, or has no such"
             " repository; no folder has this name either", where=repo, got=got, hint=_LOGIN,
+        )  # fmt: skip
+    if status == 401:
+        return BadInputError(
+            "hub-login", f"the Hub does not know the token in {token_place()}, so it does not show"
+            f" {repo}", where=repo, got=got, hint=token_remedy(),
         )  # fmt: skip
     if status == 403:
         return BadInputError(

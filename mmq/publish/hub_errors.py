@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 from mmq.errors import BadInputError, IncompleteError, MachineError, MmqError, RefusedError
 from mmq.hub.retries import told_wait
+from mmq.hub.token_place import token_remedy
 
 #: Statuses that may be gone at the next try.
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 AGAIN = "run the same command again: what has arrived is not sent again"
 #: huggingface_hub says which file it was in words only.
 _UPLOADING = re.compile(r"Error while uploading '(.*)' to the Hub")
+
+_MAY_WRITE = "hf auth login with a token that may write to it, or set HF_TOKEN"
 
 
 class HubAbsentError(BadInputError):
@@ -89,7 +92,7 @@ def _of_status(what: str, status: int, told: str, repo: str, known: bool) -> Mmq
         why = "does not know the token" if status == 401 else "does not allow it"
         return MachineError(
             "publish-access", f"{text}: it {why}", where=repo, got=said,
-            hint="hf auth login with a token that may write to it, or set HF_TOKEN",
+            hint=token_remedy() if status == 401 else _MAY_WRITE,
         )  # fmt: skip
     if status in (400, 413, 422):
         return BadInputError("publish-rejected", f"{text}: it refuses this", where=repo, got=said)

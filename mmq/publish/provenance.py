@@ -125,7 +125,7 @@ def _command(folder: OutputFolder, source: str) -> str:
     for pattern in ignored if isinstance(ignored, list) else ():
         words += ["--ignore", str(pattern)]
     if given.get("max_shard_bytes") not in (None, plain.max_shard_bytes):
-        words += ["--max-shard-size", str(given["max_shard_bytes"])]
+        words += ["--max-shard-size", f"{given['max_shard_bytes']}B"]
     if given.get("allow_nonfinite"):
         words.append("--allow-nonfinite-passthrough")
     return shlex.join(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mmq.report.escape import plain, shortened
-from mmq.report.figures import fixed, measure, percent, quantile, with_error
+from mmq.report.figures import fixed, measure, percent, plural, quantile, with_error
 from mmq.report.layers import LayerFigures, layer_figures, mean_and_least, worst_layers
 from mmq.report.schema import ArmFigures, GateResult, LogitsReport
 from mmq.report.tables import columns
@@ -125,5 +125,5 @@ def _gate_table(gates: Sequence[GateResult]) -> list[str]:
 
 def gate_status(gate: GateResult) -> str:
     """The status, and for an undecided gate how many windows would decide it."""
-    more = f" (needs {gate.more_windows:,} more windows)" if gate.more_windows else ""
+    more = f" (needs {plural(gate.more_windows, 'more window')})" if gate.more_windows else ""
     return gate.status + more

@@ -274,11 +274,12 @@ def _ignore_line(ignored: Mapping[str, Any]) -> str:
 
 def _resource_lines(resources: Mapping[str, Any]) -> list[str]:
     """Disk, memory and work; time is left as bytes, since only a benchmark knows the disk."""
-    lines = [f"disk     {size_text(resources['needed_bytes'])} needed"]
+    spare = f"{resources['spare_bytes'] / 1e6:.0f} MB to spare"
+    lines = [f"disk     {size_text(resources['needed_bytes'])} needed, and {spare}"]
     if resources["side_files"]:
         lines.insert(0, _side_line(resources))
     if resources["free_bytes"] is not None:
-        short = resources["free_bytes"] < resources["needed_bytes"]
+        short = resources["free_bytes"] < resources["needed_bytes"] + resources["spare_bytes"]
         free = f", {size_text(resources['free_bytes'])} free at {resources['disk']}"
         lines[-1] += free + (": NOT ENOUGH" if short else "")
     jobs = resources["jobs"]

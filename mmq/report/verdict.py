@@ -38,6 +38,6 @@ def counted(findings: list[dict[str, Any]]) -> str:
 def _level_line(level: Mapping[str, Any]) -> str:
     things = sum(level["checks"].values())
     return (
-        f"level    {level['level']}: {level['status']}, {things:,} things in"
-        f" {len(level['checks'])} checks, {level['seconds']:.1f} s"
+        f"level    {level['level']}: {level['status']}, {plural(things, 'thing')} in"
+        f" {plural(len(level['checks']), 'check')}, {level['seconds']:.1f} s"
     )

@@ -122,15 +122,32 @@ def read_gates(path: Path | None, *, searched: bool = False) -> dict[str, Gate]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError("gates-unreadable", f"{path}: {error}", where=str(path)) from None
+        raise _unreadable(path, error) from None
     entries = data.get("gates") if isinstance(data, dict) else None
     if not isinstance(entries, dict):
-        raise _bad(path, "gates", data, "a mapping under `gates:`")
+        missing = not isinstance(data, dict) or "gates" not in data
+        why = "has no `gates:`" if missing else "has nothing under `gates:`"
+        raise UsageError(
+            "gates-invalid", f"{path} {why}", where=str(path),
+            got="an empty file" if data is None else data,
+            expected="such as gates: {kld_mean: {target: 0.05, fail: 0.07}}",
+        )  # fmt: skip
     for name, limits in entries.items():
         if name not in gates:
             raise _bad(path, str(name), name, ", ".join(gates))
         gates[name] = _changed(gates[name], limits, path)
     return gates
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    """Why there is no YAML to be had, with the line at fault where there is one."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        where, why = f"{path}:{mark.line + 1}", getattr(error, "problem", None) or "no YAML"
+    else:
+        where = str(path)
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return UsageError("gates-unreadable", f"--gates {where}: {why}", where=where)
 
 
 def _changed(gate: Gate, limits: Any, path: Path) -> Gate:
@@ -173,11 +190,8 @@ def gate_findings(results: Iterable[GateResult], where: str) -> Iterable[Finding
         meaning = DEFAULT_GATES[result.gate].meaning
         text = f"{result.gate} ({meaning})"
         if result.status == "inconclusive":
-            more = (
-                f"; {result.more_windows:,} more windows would decide"
-                if result.more_windows
-                else ""
-            )
+            count = result.more_windows
+            more = f"; {count:,} more window{'s' * (count > 1)} would decide" if count else ""
             text += f" is within two standard errors of a limit{more}"
         else:
             text += " is beyond its limit" if result.status == "fail" else " misses its target"

@@ -105,11 +105,12 @@ def local_locations(
 
 def source_downloads(
     subject: Subject, expectation: Expectation, jobs: Sequence[ShardJob],
-    sides: Sequence[SideFile], place: DownloadPlace, console: Console,
+    sides: Sequence[SideFile], place: DownloadPlace, console: Console, *, workers: int = 1,
 ) -> Downloads[ShardJob]:  # fmt: skip
     """What jobs read of sources on the Hub, brought when they need it.
 
     Args:
+        workers: jobs that run at a time.
         sides: side files of the source; those that OUT has in the same size are read.
 
     Raises:
@@ -119,7 +120,7 @@ def source_downloads(
     wanted = sides if place.settings.keep else _equal_in_size(subject, sides)
     downloads = Downloads(
         {SOURCE: source} if plan is None else checkpoints_of(plan), jobs, wanted, place.settings,
-        place.default, console, ahead=ahead(1),
+        place.default, console, ahead=ahead(workers),
     )  # fmt: skip
     if downloads.nbytes:
         place.check(downloads.nbytes)

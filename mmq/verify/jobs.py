@@ -1,7 +1,7 @@
 """The work of the weights level: one job per shard of OUT, plain data in, plain data out.
 
 A job hashes its shard, scans its block scales, and compares the tasks whose results lie in it; so
-each shard is read while it is still in the page cache. `run_job` is the seam for a process pool.
+each shard is read while it is still in the page cache. `convert.worker_pool` runs them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ShardJob:
     """
 
     index: int
-    name: str
+    filename: str
     path: Path
     file_bytes: int
     modules: tuple[Module, ...]
@@ -108,7 +108,7 @@ def run_job(job: ShardJob, context: JobContext, progress: Callable[[int], None])
     Raises:
         BadInputError: the source holds NaN/Inf, or changed while it was read.
     """
-    result = JobResult(job.name, job.file_bytes, hash_file(job.path))
+    result = JobResult(job.filename, job.file_bytes, hash_file(job.path))
     reader = SourceReader(context.paths)
     scanner = SourceReader({SOURCE: context.paths[OUT]})
     try:

@@ -35,7 +35,7 @@ from mmq.verify.log import Level, LevelLog, Status, worst
 from mmq.verify.logits.settings import LogitsSettings
 from mmq.verify.report_file import REPORT_NAME, write_report
 from mmq.verify.structure import check_structure
-from mmq.verify.subject import Subject, open_subject
+from mmq.verify.subject import Subject, open_subject, refuse_same
 
 LEVELS = ("structure", "weights", "logits")
 
@@ -50,6 +50,7 @@ def verify(
     console: Console,
     logits: LogitsSettings | None = None,
     downloads: DownloadSettings | None = None,
+    jobs: int | None = None,
 ) -> VerifyReport:
     """Judge OUT; defects of OUT are findings, never exceptions.
 
@@ -60,15 +61,17 @@ def verify(
         strict: whether the caller lets warnings fail; the verdict says "warn" either way.
         report_path: where mmq-verify.json goes; by default into OUT, if that is a writable folder.
         downloads: where what is read of checkpoints on the Hub lies, and whether it stays.
+        jobs: worker processes of level weights; None for as many as pay.
 
     Raises:
         UsageError: the level needs a source, or the source's weights.
-        BadInputError: the source is damaged.
+        BadInputError: the source is damaged, or OUT is not there.
         IncompleteError: the conversion into OUT has not finished, or the Hub does not answer.
         ReportNotWrittenError: the report is nowhere.
     """
     settings = logits or LogitsSettings()
     _check_level(level, against)
+    refuse_same(out, against)
     if level == "logits":
         settings.check()
         _check_device(settings)
@@ -80,7 +83,7 @@ def verify(
     expectation = open_source(against) if against is not None else None
     judged = _run_levels(
         out, expectation, _level(level, expectation), settings, report_path, fetch, console,
-        writable=not remote,
+        writable=not remote, jobs=jobs,
     )  # fmt: skip
     report = build_report(
         judged.subject, expectation, judged.logs, judged.results, judged.metrics, judged.files,
@@ -116,6 +119,7 @@ class _Judged:
 def _run_levels(
     out: str, expectation: Expectation | None, level: str, settings: LogitsSettings,
     report_path: Path | None, downloads: DownloadSettings, console: Console, *, writable: bool,
+    jobs: int | None,
 ) -> _Judged:  # fmt: skip
     """Structure, and the levels above it up to `level`.
 
@@ -126,9 +130,6 @@ def _run_levels(
     subject, findings = open_subject(out)
     judged = _Judged(subject, [log])
     log.run("opened", 1, findings)
-    if any(f.id == "out-not-found" for f in findings):
-        judged.end()
-        return judged
     if expectation is not None:
         log.run("plan", 1, plan_expectation(expectation, subject))
     check_structure(subject, expectation, log, last_level=level == "structure")
@@ -142,7 +143,7 @@ def _run_levels(
     log = judged.begin("weights", console)
     beside = report_path.parent if report_path else subject.root if writable else None
     place = DownloadPlace(downloads, beside)
-    judged.metrics, judged.files = _weights(subject, expectation, log, console, place)
+    judged.metrics, judged.files = _weights(subject, expectation, log, console, place, jobs)
     _judge_weights(judged.metrics, subject, gates, log)
     judged.end()
     if level == "logits":
@@ -194,7 +195,7 @@ def _level(level: str | None, expectation: Expectation | None) -> str:
 
 def _weights(
     subject: Subject, expectation: Expectation, log: LevelLog, console: Console,
-    place: DownloadPlace,
+    place: DownloadPlace, jobs: int | None,
 ) -> tuple[dict[str, float], list[FileEntry]]:  # fmt: skip
     from mmq.verify.weights import check_weights
 
@@ -202,7 +203,7 @@ def _weights(
         log.add(Finding("nothing-compared", "error", "OUT has no weights that could be read",
                         where=subject.location, got="0 tensors"))  # fmt: skip
         return {}, []
-    return check_weights(subject, expectation, log, console, place)
+    return check_weights(subject, expectation, log, console, place, jobs)
 
 
 def _searched(subject: Subject) -> bool:

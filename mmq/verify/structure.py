@@ -70,7 +70,7 @@ def check_structure(
 def _values_reason(expectation: Expectation | None) -> str:
     if expectation is not None and expectation.source.root is None:
         return "tensor values: the source is a header manifest, without weights"
-    how = "--level weights" if expectation else "--against SRC"
+    how = f"--against {expectation.source.location}" if expectation else "--against SRC"
     return f"tensor values, pass-through bytes included: mmq verify OUT {how}"
 
 

@@ -21,9 +21,10 @@ from mmq.convert.checkpoint import (
 )
 from mmq.convert.header_manifest import BUILTIN
 from mmq.convert.modules import MXFP8_FORMAT, NVFP4_LAYOUT_OF, Module, group_modules
+from mmq.convert.not_found import nearest
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.safetensors_header import TensorInfo, read_header
-from mmq.errors import BadInputError
+from mmq.errors import BadInputError, UsageError
 from mmq.report.findings import Finding
 
 #: What a checkpoint is as a whole, by the formats its headers show.
@@ -114,7 +115,11 @@ class Subject:
 
 
 def open_subject(location: str) -> tuple[Subject, list[Finding]]:
-    """Open OUT; whatever is wrong with it is among the findings."""
+    """Open OUT; whatever is wrong with it is among the findings.
+
+    Raises:
+        BadInputError: nothing has this name, so there is nothing to judge.
+    """
     from mmq.verify.hub import stand_in
 
     path = Path(location).expanduser()
@@ -133,6 +138,25 @@ def open_subject(location: str) -> tuple[Subject, list[Finding]]:
     return subject, findings
 
 
+def refuse_same(out: str, against: str | None) -> None:
+    """A checkpoint held against itself agrees with itself, or is none that mmq converts.
+
+    Raises:
+        UsageError: OUT and SRC are one folder or file, links resolved.
+    """
+    paths = [Path(word).expanduser() for word in (out, against) if word]
+    if len(paths) == 2 and all(path.exists() for path in paths) and paths[0].samefile(paths[1]):
+        raise UsageError(
+            "source-is-output", f"OUT and SRC are the same {_kind(paths[0])}, {out}", where=out,
+            got=f"--against {against}", expected="the checkpoint that OUT was converted from",
+            hint=f"mmq verify {out}",
+        )  # fmt: skip
+
+
+def _kind(path: Path) -> str:
+    return "folder" if path.is_dir() else "file"
+
+
 def _open_other(subject: Subject, path: Path) -> Iterator[Finding]:
     """A single file, a header manifest, or a built-in name."""
     if path.is_file() and path.suffix != ".json":
@@ -141,9 +165,11 @@ def _open_other(subject: Subject, path: Path) -> Iterator[Finding]:
         yield from _read_shard(subject, path.parent, path.name)
         return
     if not path.exists() and subject.location not in BUILTIN:
-        yield Finding("out-not-found", "error", f"{subject.location} does not exist",
-                      where=subject.location)  # fmt: skip
-        return
+        got, hint = nearest(subject.location)
+        raise BadInputError(
+            "out-not-found", f"{subject.location} does not exist", where=subject.location, got=got,
+            hint=hint,
+        )  # fmt: skip
     try:
         opened = open_checkpoint(subject.location)
     except BadInputError as error:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmq.console import Console
+from mmq.convert.memory import MemorySampler
 from mmq.convert.side_files import SideFile
+from mmq.convert.summary import default_jobs
 from mmq.convert.work import (
     AnalyticKScale,
     AnalyticVScale,
@@ -26,6 +28,7 @@ from mmq.convert.work import (
     Task,
     WriteScalar,
 )
+from mmq.convert.worker_pool import Job, run_all
 from mmq.report.findings import Finding
 from mmq.report.schema import FileEntry
 from mmq.verify.compare import OUT
@@ -41,18 +44,21 @@ from mmq.verify.subject import Subject
 if TYPE_CHECKING:
     from mmq.convert.downloads import Downloads
 
+#: Bytes of OUT from which worker processes pay.
+_WORTH_A_PROCESS = 1_000_000_000
 _KV_VALUES = "values of foreign KV scales: calibration is the converter's choice"
 _NOT_BY_VALUE = "a foreign conversion's {what}: mmq compares these only for its own output"
 
 
 def check_weights(
     subject: Subject, expectation: Expectation, log: LevelLog, console: Console,
-    place: DownloadPlace | None = None,
+    place: DownloadPlace | None = None, workers: int | None = None,
 ) -> tuple[dict[str, float], list[FileEntry]]:  # fmt: skip
     """Run the level; returns (metrics, every file with its SHA-256).
 
     Args:
         place: where shards of a source on the Hub lie while they are read.
+        workers: processes; None for as many as pay.
 
     Raises:
         BadInputError: the source cannot be read.  IncompleteError: the Hub cannot be reached.
@@ -63,9 +69,12 @@ def check_weights(
     jobs = _jobs(subject, expectation, log)
     sides = side_files_of(expectation.source)
     place = place or DownloadPlace(beside=subject.root)
-    with source_downloads(subject, expectation, jobs, sides, place, console) as downloads:
+    workers = min(workers or _workers(jobs), max(1, len(jobs)))
+    with source_downloads(
+        subject, expectation, jobs, sides, place, console, workers=workers
+    ) as downloads:
         context = _context(subject, expectation, downloads.paths)
-        results = _run(jobs, downloads, context, log, console)
+        results = _run(jobs, downloads, context, workers, log, console)
         if not sum(r.compared for r in results):
             log.add(Finding("nothing-compared", "error", "no tensor could be compared with the"
                             " source", where=subject.location, got="0 tensors"))  # fmt: skip
@@ -75,25 +84,28 @@ def check_weights(
     return _metrics(results), files
 
 
+def _workers(jobs: Sequence[ShardJob]) -> int:
+    """Processes by default: starting one takes longer than verifying a small model."""
+    return default_jobs() if sum(job.file_bytes for job in jobs) >= _WORTH_A_PROCESS else 1
+
+
 def _run(
-    jobs: Sequence[ShardJob], downloads: Downloads[ShardJob], context: JobContext, log: LevelLog,
-    console: Console,
+    jobs: Sequence[ShardJob], downloads: Downloads[ShardJob], context: JobContext, workers: int,
+    log: LevelLog, console: Console,
 ) -> list[JobResult]:  # fmt: skip
-    """Results in the order of the jobs, and told in it, whatever the order they are run in."""
+    """Results in the order of the jobs, and told in it, whatever the order they end in."""
     done: dict[int, JobResult] = {}
     total = sum(o.nbytes for j in jobs for t in (*j.by_bytes, *j.by_value) for o in t.outputs)
-    told, gate = 0, downloads.gate
+    told, what = 0, Job(run_job, context, "verifying")
     with console.progress(total, "verifying weights") as progress:
 
         def advance(nbytes: int) -> None:
             progress.advance(nbytes, downloads.status())
 
-        for job in downloads.units:
-            if gate is not None:
-                gate.wait(job, lambda: advance(0))
-            done[job.index] = run_job(job, context, advance)
-            if gate is not None:
-                gate.release(job)
+        for job, result in run_all(
+            downloads.units, what, workers, advance, MemorySampler(), downloads.gate
+        ):
+            done[job.index] = result
             while told in done:
                 log.run("tensors compared", done[told].compared, done[told].findings)
                 log.run("block scales scanned", len(jobs[told].modules))

@@ -131,6 +131,14 @@ def test_a_wrong_option_is_usage(runner, inputs):
     assert outcomes(run)["publish"] == "skipped"
 
 
+def test_logits_without_a_place_for_the_source_fails_at_once(runner, inputs):
+    run = runner.run({**inputs, "level": "logits", "download-dir": ""})
+    assert outcomes(run)["inspect"] == "skipped" and run.outputs["exit-code"] == "2"
+    assert run.annotations == [
+        "::error title=mmq::level logits needs the whole source on disk: give download-dir"
+    ]  # fmt: skip
+
+
 def test_an_old_verdict_is_not_this_runs(runner, hub, inputs):
     """A second run whose verify comes to no verdict shows nothing of the first one's."""
     assert not runner.run({**inputs, "repo": ""}).failed

@@ -30,8 +30,8 @@ def test_an_empty_path_is_no_folder(tmp_path):
         assert code == 2 and events[0]["id"] == "option-value"
 
 
-def test_an_absent_out_is_one_finding(tmp_path):
+def test_an_absent_out_is_no_verdict(tmp_path):
     folder = good().write(tmp_path / "src")
     code, events, _ = run_mmq("verify", tmp_path / "nowhere", "--against", folder)
-    findings = [e["id"] for e in events if e["event"] == "finding"]
-    assert (code, findings) == (3, ["out-not-found"])
+    said = [(e["event"], e.get("id")) for e in events]
+    assert (code, said) == (4, [("error", "out-not-found"), ("result", None)])

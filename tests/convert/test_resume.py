@@ -15,6 +15,7 @@ from in_process import Outcome, run_mmq
 from m3_source import hashes, snapshot
 
 from mmq.convert import executor
+from mmq.report.tables import plan_lines
 
 OPTIONS = ("--max-shard-size", "100KB", "--jobs", "1")
 
@@ -327,6 +328,19 @@ def test_a_run_without_room_leaves_nothing(good_folder, tmp_path, monkeypatch):
     assert list(out.iterdir()) == []
     monkeypatch.undo()
     assert run_mmq("convert", good_folder, out, "--jobs", "1", "--layout", "minimax")[0] == 0
+
+
+def test_the_plan_says_what_the_run_will(good_folder, tmp_path, monkeypatch):
+    """A byte less than what the run takes is not enough in the plan either."""
+    out = tmp_path / "out"
+    plan = run_mmq("convert", good_folder, out, "--jobs", "1", "--dry-run")[1][-1]
+    resources = plan["resources"]
+    wanted = resources["needed_bytes"] + resources["spare_bytes"]
+    for free, code in ((wanted - 1, 6), (wanted, 0)):
+        told = {**plan, "resources": {**resources, "free_bytes": free}}
+        assert ("NOT ENOUGH" in "\n".join(plan_lines(told))) == (code == 6)
+        monkeypatch.setattr("mmq.convert.downloads.free_bytes", lambda _, free=free: free)
+        assert run_mmq("convert", good_folder, out, "--jobs", "1")[0] == code
 
 
 def test_what_an_interrupted_verification_left_is_not_foreign(good_folder, tmp_path):

@@ -141,10 +141,15 @@ def test_W4_room_is_checked_before_work(convert, monkeypatch):
 
 def test_W4_an_output_that_cannot_be_made(convert, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    outcome = convert(good(), out=tmp_path / "file" / "out")
-    assert (outcome.code, outcome.error["id"]) == (6, "write-failed")
-    outcome = convert(tmp_path / "src", out=tmp_path / "file")
-    assert (outcome.code, outcome.error["id"]) == (2, "output-not-folder")
+    good().write(tmp_path / "src")
+    for out in (tmp_path / "file" / "out", tmp_path / "file" / "a" / "b", tmp_path / "file"):
+        outcome = convert(tmp_path / "src", out=out)
+        assert (outcome.code, outcome.error["id"]) == (2, "output-not-folder")
+        assert outcome.error["message"] == f"{tmp_path / 'file'} is no folder"
+        assert outcome.error["hint"] == f"mmq convert SRC {tmp_path / 'file'}-nvfp4"
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    outcome = convert(tmp_path / "src", out=tmp_path / "link")
+    assert (outcome.code, outcome.error["got"]) == (2, "a link to what does not exist")
 
 
 def test_W6_equal_bytes_whatever_the_metadata_order(convert, good_output, tmp_path):

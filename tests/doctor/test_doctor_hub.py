@@ -18,6 +18,8 @@ from mmq.cli import main
 from mmq.doctor import hub as doctor_hub
 
 LOGIN = "hf auth login"
+#: An environment variable wins over what is stored.
+UNSET = f"or unset it, since it wins over the token of {LOGIN}"
 
 
 @pytest.fixture
@@ -81,14 +83,36 @@ def test_no_token(hub):
 def test_a_token_that_the_hub_does_not_know(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_loopbackwrong")
     _, token = told()
-    assert token == (False, "from HF_TOKEN; the Hub does not know it", LOGIN)
+    assert token == (False, "from HF_TOKEN; the Hub does not know it", f"correct HF_TOKEN; {UNSET}")
+
+
+def test_a_stored_token_that_the_hub_does_not_know(hub, tmp_path):
+    (tmp_path / "token").write_text("hf_loopbackwrong\n")
+    _, token = told()
+    assert token[0] is False
+    assert token[2] == LOGIN
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:42", "localhost:42", "someone:secret@hub", "http://"]
+)
+def test_an_endpoint_that_is_no_address(hub, monkeypatch, address):
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    (ok, text, remedy), _ = told()
+    assert ok is False
+    assert text.startswith("HF_ENDPOINT is ")
+    assert "secret" not in text + remedy
 
 
 def test_a_token_that_is_none(hub, monkeypatch):
     """The HTTP library would quote it in its complaint."""
     monkeypatch.setenv("HF_TOKEN", f"{hub.token}\N{ZERO WIDTH SPACE}")
     _, token = told()
-    assert token == (False, "from HF_TOKEN; holds characters that no token has", LOGIN)
+    assert token == (
+        False,
+        "from HF_TOKEN; holds characters that no token has",
+        f"correct HF_TOKEN; {UNSET}",
+    )
     assert len(hub.log.requests) == 1
 
 
@@ -99,7 +123,8 @@ def test_a_token_that_cannot_be_had(hub, monkeypatch):
     monkeypatch.setenv("HF_OIDC_RESOURCE", "org/name")
     monkeypatch.setattr("huggingface_hub.get_token", get_token)
     _, token = told()
-    assert token == (False, "from HF_OIDC_RESOURCE; cannot be had: RuntimeError", LOGIN)
+    assert token[:2] == (False, "from HF_OIDC_RESOURCE; cannot be had: RuntimeError")
+    assert token[2] == f"correct HF_OIDC_RESOURCE; {UNSET}"
 
 
 def test_a_token_that_is_not_to_be_sent(hub, monkeypatch):
@@ -179,7 +204,10 @@ def test_an_address_with_a_password(hub, monkeypatch):
 def test_an_address_that_is_none(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "huggingface.co")
     address, _ = told()
-    assert address[:2] == (False, "huggingface.co: UnsupportedProtocol")
+    assert address == (
+        False, "HF_ENDPOINT is 'huggingface.co', which is no address",
+        "export HF_ENDPOINT=http://huggingface.co",
+    )  # fmt: skip
 
 
 def test_a_certificate_that_is_not_trusted(hub, monkeypatch):
@@ -232,5 +260,5 @@ def test_the_text_mode_says_the_same(hub, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_loopbackwrong")
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "no  from HF_TOKEN; the Hub does not know it\n    remedy: hf auth login\n" in out
+    assert "no  from HF_TOKEN; the Hub does not know it\n    remedy: correct HF_TOKEN; " in out
     assert "hf_loop" not in out

@@ -130,7 +130,7 @@ def test_the_first_of_many_is_the_first_of_out(
 
     def run_job(job, *rest):
         result = real(job, *rest)
-        result.adaptive.append(job.name)
+        result.adaptive.append(job.filename)
         return result
 
     monkeypatch.setattr(weights, "run_job", run_job)

@@ -113,7 +113,7 @@ def test_folders_of_the_machine_stay_out():
         ({"layout": "minimax", "kv_scales": "none"}, "--to nvfp4 --layout minimax\n"),
         ({"kv_format": "nvfp4", "scale_search": "max"}, "--kv-format nvfp4 --scale-search max\n"),
         ({"ignore": ["*.w1", "lm_head"]}, "--ignore '*.w1' --ignore lm_head\n"),
-        ({"max_shard_bytes": 1_000}, "--max-shard-size 1000\n"),
+        ({"max_shard_bytes": 1_000}, "--max-shard-size 1000B\n"),
         ({"mtp": "keep", "allow_nonfinite": True}, "--mtp keep --allow-nonfinite-passthrough\n"),
         ({"to": "bf16", "kv_scales": "none", "input_scales": "none"}, "OUT --to bf16\n"),
     ],

@@ -9,6 +9,9 @@ from hostile import NORM, W1
 from m3_source import INDEX, shard_bytes
 from planted import CONFIG, HF_CONFIG, MANIFEST, judge
 
+from mmq.errors import BadInputError, UsageError
+from mmq.verify.subject import refuse_same
+
 FIRST = "model-00001-of-00005.safetensors"
 
 
@@ -247,6 +250,22 @@ def test_side_file_differs(name, severity, longer, modelopt):
 
 
 def test_output_that_is_not_there(modelopt, tmp_path):
-    missing = str(tmp_path / "nowhere")
-    judge(missing, modelopt.source).one("out-not-found", missing)
-    assert judge(missing).verdict == "fail"
+    missing = str(tmp_path / "nowhere" / "out")
+    for against in ((modelopt.source,), ()):
+        # no report is made of it either
+        with pytest.raises(BadInputError) as caught:
+            judge(missing, *against)
+        assert (caught.value.id, caught.value.where) == ("out-not-found", missing)
+        assert caught.value.got == f"{tmp_path} holds no nowhere"
+
+
+def test_out_and_source_are_the_same_folder(modelopt, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(modelopt.folder)
+    for against in (modelopt.folder, link, f"{modelopt.folder}/."):
+        with pytest.raises(UsageError) as caught:
+            refuse_same(str(modelopt.folder), str(against))
+        assert (caught.value.id, caught.value.exit_code) == ("source-is-output", 2)
+        assert caught.value.message == f"OUT and SRC are the same folder, {modelopt.folder}"
+    for against in (None, str(modelopt.source), str(tmp_path / "absent"), "org/name"):
+        refuse_same(str(modelopt.folder), against)

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mmq.convert.not_found import nearest
 from mmq.errors import BadInputError, UsageError
 
 Ids: TypeAlias = npt.NDArray[np.int32]
@@ -156,7 +157,10 @@ def read_texts(
             raw = path.read_bytes()
             text = raw.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError("text-unreadable", f"{path}: {error}", where=str(path)) from None
+            why, hint = _unreadable(path, error, "--text FILE, repeatable")
+            raise UsageError(
+                "text-unreadable", f"--text {path}: {why}", where=str(path), hint=hint
+            ) from None
         hashes[path.name] = hashlib.sha256(raw).hexdigest()
         pieces.append(_cut(tokenizer.encode(text), context, tokenizer.bos))
     convention = {
@@ -177,7 +181,10 @@ def read_tokens(path: Path, context: int, limit: int | None, bos: int | None = N
     try:
         ids = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise UsageError("tokens-unreadable", f"{path}: {error}", where=str(path)) from None
+        why, hint = _unreadable(path, error, "--tokens FILE")
+        raise UsageError(
+            "tokens-unreadable", f"--tokens {path}: {why}", where=str(path), hint=hint
+        ) from None
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise UsageError(
             "tokens-unreadable", f"{path} is no list of token ids", where=str(path),
@@ -192,6 +199,21 @@ def read_tokens(path: Path, context: int, limit: int | None, bos: int | None = N
         "text_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest()},
     }  # fmt: skip
     return _assemble([rows], [path.name], limit, convention, bos)
+
+
+def _unreadable(path: Path, error: Exception, usage: str) -> tuple[str, str | None]:
+    """Why a file cannot be read, and what to do about it.
+
+    Args:
+        usage: the option, as it is to be typed.
+    """
+    if isinstance(error, IsADirectoryError):
+        return "it is a folder", usage
+    if isinstance(error, FileNotFoundError):
+        return "no such file", nearest(str(path))[1]
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8, at byte {error.start:,}", f"iconv -t UTF-8 {path}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error), None
 
 
 def _cut(ids: list[int], context: int, bos: int | None) -> list[list[int]]:

@@ -252,7 +252,6 @@ def test_a_checkpoint_without_nvfp4_experts(level):
 
 
 def test_a_checkpoint_that_is_not_there(level, tmp_path):
-    code, events, result = level(tmp_path / "none")
-    assert code == 3
-    assert result["verdict"] == "fail"
-    assert of(events, "finding")[0]["id"] == "out-not-found"
+    code, events, _ = level(tmp_path / "none")
+    assert code == 4
+    assert of(events, "error")[0]["id"] == "out-not-found"

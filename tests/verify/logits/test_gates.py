@@ -93,6 +93,39 @@ def test_files_that_are_no_gates(tmp_path, text, id):
     assert caught.value.id == id
 
 
+@pytest.mark.parametrize(
+    ("text", "why", "got"),
+    [
+        ("", "has no `gates:`", "an empty file"),
+        ("# nothing\n", "has no `gates:`", "an empty file"),
+        ("kld_mean: {target: 0.1, fail: 0.2}", "has no `gates:`", "{'kld_mean': "),
+        ("gates:\n", "has nothing under `gates:`", "{'gates': None}"),
+    ],
+)
+def test_a_file_without_gates(tmp_path, text, why, got):
+    path = tmp_path / "gates.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_gates(path)
+    error = caught.value
+    assert (error.id, error.exit_code, error.where) == ("gates-invalid", 2, str(path))
+    assert error.message == f"{path} {why}" and error.got.startswith(got)
+    example = error.expected.removeprefix("such as ")
+    path.write_text(example)
+    assert read_gates(path)["kld_mean"].target == 0.05
+
+
+def test_broken_yaml_is_told_by_its_line(tmp_path):
+    path = tmp_path / "gates.yaml"
+    path.write_text("gates:\n  top1: {fail: 0.5}\n  kld_mean: {target: 0.1\n  more: 1\n")
+    with pytest.raises(UsageError) as caught:
+        read_gates(path)
+    assert caught.value.id == "gates-unreadable" and caught.value.where == f"{path}:4"
+    assert "unicode string" not in caught.value.message
+
+
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(UsageError, match="absent"):
-        read_gates(tmp_path / "absent.yaml")
+    path = tmp_path / "absent.yaml"
+    with pytest.raises(UsageError) as caught:
+        read_gates(path)
+    assert caught.value.message == f"--gates {path}: No such file or directory"

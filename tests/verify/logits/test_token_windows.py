@@ -114,6 +114,20 @@ def test_files_that_cannot_be_read(model, tmp_path):
         with pytest.raises(UsageError, match=path.name) as caught:
             read_texts([path], open_tokenizer(model), 4, None)
         assert caught.value.id == "text-unreadable"
+    for path, why, hint in (
+        (latin, "it is not UTF-8, at byte 3", f"iconv -t UTF-8 {latin}"),
+        (tmp_path / "absent.txt", "no such file", f"ls {tmp_path}"),
+        (tmp_path / "latim.txt", "no such file", f"did you mean {latin}?"),
+        (tmp_path, "it is a folder", "--text FILE, repeatable"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_texts([path], open_tokenizer(model), 4, None)
+        assert caught.value.message == f"--text {path}: {why}"
+        assert (caught.value.where, caught.value.hint) == (str(path), hint)
+    with pytest.raises(UsageError) as caught:
+        read_tokens(tmp_path / "nowhere.npy", 4, None)
+    assert caught.value.id == "tokens-unreadable"
+    assert caught.value.message == f"--tokens {tmp_path / 'nowhere.npy'}: no such file"
     (tmp_path / "no.npy").write_bytes(b"not numpy")
     with pytest.raises(UsageError):
         read_tokens(tmp_path / "no.npy", 4, None)
