@@ -72,9 +72,13 @@ def verify(
     settings = logits or LogitsSettings()
     _check_level(level, against)
     refuse_same(out, against)
+    read_gates(settings.gates)
     if level == "logits":
+        from mmq.verify.logits.tokens import check_files
+
         settings.check()
         _check_device(settings)
+        check_files(settings.texts, settings.tokens)
     if not (Path(out) / INDEX_NAME).exists():
         refuse_unfinished(Path(out))  # its hundreds of findings would all say this
     remote = needs_report_path(out, level, report_path)

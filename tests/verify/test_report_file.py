@@ -130,3 +130,20 @@ def test_options_of_logits_without_it_are_refused(output, good_folder, option):
     (error,) = [e for e in events if e["event"] == "error"]
     assert (code, error["id"]) == (2, "option-conflict")
     assert "add --level logits" in error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("options", "id"),
+    [
+        (("--level", "logits", "--text", "nope.txt"), "text-unreadable"),
+        (("--level", "logits", "--tokens", "nope.npy"), "tokens-unreadable"),
+        (("--gates", "nope.yaml"), "gates-unreadable"),
+    ],
+)
+def test_what_cannot_be_read_is_told_before_the_weights_are(
+    output, good_folder, monkeypatch, options, id
+):
+    monkeypatch.setattr("mmq.verify.run.open_source", lambda *_: pytest.fail("too late"))
+    code, events, _ = run_mmq("verify", output, "--against", good_folder, *options)
+    (error,) = [e for e in events if e["event"] == "error"]
+    assert (code, error["id"]) == (2, id)

@@ -153,14 +153,7 @@ def read_texts(
     """
     pieces, hashes = [], {}
     for path in paths:
-        try:
-            raw = path.read_bytes()
-            text = raw.decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why, hint = _unreadable(path, error, "--text FILE, repeatable")
-            raise UsageError(
-                "text-unreadable", f"--text {path}: {why}", where=str(path), hint=hint
-            ) from None
+        raw, text = _read_text(path)
         hashes[path.name] = hashlib.sha256(raw).hexdigest()
         pieces.append(_cut(tokenizer.encode(text), context, tokenizer.bos))
     convention = {
@@ -178,13 +171,7 @@ def read_tokens(path: Path, context: int, limit: int | None, bos: int | None = N
     Raises:
         UsageError: no such file, other shapes or dtypes, padding elsewhere than on the right.
     """
-    try:
-        ids = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        why, hint = _unreadable(path, error, "--tokens FILE")
-        raise UsageError(
-            "tokens-unreadable", f"--tokens {path}: {why}", where=str(path), hint=hint
-        ) from None
+    ids = _read_ids(path)
     if ids.dtype.kind not in "iu" or ids.ndim not in (1, 2):
         raise UsageError(
             "tokens-unreadable", f"{path} is no list of token ids", where=str(path),
@@ -199,6 +186,40 @@ def read_tokens(path: Path, context: int, limit: int | None, bos: int | None = N
         "text_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest()},
     }  # fmt: skip
     return _assemble([rows], [path.name], limit, convention, bos)
+
+
+def check_files(texts: Sequence[Path], tokens: Path | None) -> None:
+    """Read what will be read after hours of comparing weights, to fail now.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    for path in texts:
+        _read_text(path)
+    if tokens is not None:
+        _read_ids(tokens)
+
+
+def _read_text(path: Path) -> tuple[bytes, str]:
+    try:
+        raw = path.read_bytes()
+        return raw, raw.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why, hint = _unreadable(path, error, "--text FILE, repeatable")
+        raise UsageError(
+            "text-unreadable", f"--text {path}: {why}", where=str(path), hint=hint
+        ) from None
+
+
+def _read_ids(path: Path) -> npt.NDArray[Any]:
+    try:
+        ids: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+        return ids
+    except (OSError, ValueError) as error:
+        why, hint = _unreadable(path, error, "--tokens FILE")
+        raise UsageError(
+            "tokens-unreadable", f"--tokens {path}: {why}", where=str(path), hint=hint
+        ) from None
 
 
 def _unreadable(path: Path, error: Exception, usage: str) -> tuple[str, str | None]:
