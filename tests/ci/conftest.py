@@ -28,11 +28,22 @@ def environment(hub, tmp_path):
     variables = {
         "PATH": os.pathsep.join([own, os.environ["PATH"]]),
         "HOME": str(tmp_path / "home"), "HF_HOME": str(tmp_path / "hf"), "PAUSE": "0",
+        # on a busy machine a second thread waits for its core, and everything for it
+        "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     # the action gets its token as an input
     return variables | {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
 
 
+@pytest.fixture(scope="session")
+def numba_cache(tmp_path_factory):
+    """What one run compiled, the next finds, as with the action's cache."""
+    return tmp_path_factory.mktemp("numba")
+
+
 @pytest.fixture
-def runner(tmp_path, environment):
-    return Runner(ROOT, tmp_path / "runner", environment)
+def runner(tmp_path, environment, numba_cache):
+    temporary = tmp_path / "runner"
+    temporary.mkdir()
+    (temporary / "mmq-numba").symlink_to(numba_cache)
+    return Runner(ROOT, temporary, environment)

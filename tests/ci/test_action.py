@@ -53,7 +53,8 @@ def test_from_the_hub_and_back_to_it(runner, hub, inputs, tmp_path, environment)
     texts = "".join(f"--text {path}\n" for path in bundled_texts())
     # the windows that the gates were frozen with
     verify = f"{texts}--windows 10\n--gates {bundled_gates()}\n"
-    inputs |= {"level": "logits", "verify-args": verify}
+    inputs |= {"level": "logits", "verify-args": verify, "publish-args": "--debug\n"
+               + inputs["publish-args"]}  # fmt: skip
     run = runner.run(inputs)
     assert not run.failed, run.log
     commit = hub.commits(SOURCE)[-1][1]
@@ -69,7 +70,15 @@ def test_from_the_hub_and_back_to_it(runner, hub, inputs, tmp_path, environment)
     assert run.steps["Keep the reports"].given == {
         "name": "mmq-reports", "path": run.outputs["reports"]
     }  # fmt: skip
+    _the_token_is_nowhere(hub, run)
     _a_fresh_download_passes(hub, run, tmp_path, environment)
+
+
+def _the_token_is_nowhere(hub, run: ActionRun) -> None:
+    texts = [p.read_text("utf-8") for p in Path(run.outputs["reports"]).iterdir()]
+    out = [p.read_text("utf-8") for p in Path(run.outputs["out"]).glob("*.json")]
+    for text in (run.log, run.summary, *texts, *out, *run.outputs.values()):
+        assert hub.token not in text
 
 
 def _a_fresh_download_passes(hub, run: ActionRun, tmp_path: Path, environment) -> None:
@@ -140,8 +149,12 @@ def test_logits_without_a_place_for_the_source_fails_at_once(runner, inputs):
 
 
 def test_an_old_verdict_is_not_this_runs(runner, hub, inputs):
-    """A second run whose verify comes to no verdict shows nothing of the first one's."""
-    assert not runner.run({**inputs, "repo": ""}).failed
+    """A second run whose verify comes to no verdict shows nothing of the first one's, which was
+    not to publish."""
+    first = runner.run({**inputs, "repo": "", "artifact": ""})
+    assert not first.failed and first.outputs["exit-code"] == "0"
+    assert first.steps["publish"].outcome == "skipped" and first.outputs["url"] == ""
+    assert first.steps["Keep the reports"].outcome == "skipped"
     assert (Path(inputs["out"]) / "mmq-verify.json").is_file()
     run = runner.run({**inputs, "verify-args": "--gates absent.yaml\n"})
     assert run.steps["verify"].outcome == "failure" and run.outputs["verdict"] == ""
@@ -177,23 +190,6 @@ def test_attempts_are_bounded(runner, hub, inputs):
     assert run.steps["publish"].code == 5 and run.outputs["exit-code"] == "5"
     assert run.steps["publish"].log.count("attempt 2 of 2") == 1
     assert INDEX not in hub.files(REPO)
-
-
-def test_without_a_repository_it_ends_with_verify(runner, hub, inputs):
-    run = runner.run({**inputs, "repo": "", "artifact": ""})
-    assert not run.failed, run.log
-    assert run.steps["publish"].outcome == "skipped" and run.outputs["url"] == ""
-    assert run.steps["Keep the reports"].outcome == "skipped"
-    assert run.outputs["exit-code"] == "0" and set(hub.store.repos) == {SOURCE}
-
-
-def test_the_token_is_nowhere(runner, hub, inputs):
-    run = runner.run({**inputs, "convert-args": INPUTS["convert-args"] + "--debug\n"})
-    assert not run.failed
-    texts = [p.read_text("utf-8") for p in Path(run.outputs["reports"]).iterdir()]
-    out = [p.read_bytes().decode("utf-8", "replace") for p in Path(inputs["out"]).glob("*.json")]
-    for text in (run.log, run.summary, *texts, *out, *run.outputs.values()):
-        assert hub.token not in text
 
 
 def test_text_in_inputs_is_not_run(runner, tmp_path):

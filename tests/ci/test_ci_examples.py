@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from actions_runner import BASH, Runner
+from actions_runner import BASH
 from ci_expressions import Expressions
 from ci_places import REPO, ROOT, SOURCE
 from m3_source import INDEX
@@ -50,7 +50,7 @@ def project(tmp_path):
     return folder
 
 
-def test_the_workflow_gives_the_action_what_it_takes(hub, project, environment, tmp_path):
+def test_the_workflow_gives_the_action_what_it_takes(hub, project, runner, tmp_path):
     workflow = yaml.safe_load((ROOT / "examples" / "publish.yml").read_text("utf-8"))
     (step,) = [s for s in workflow["jobs"]["publish"]["steps"] if s.get("id") == "mmq"]
     # YAML reads the key `on` as true
@@ -64,7 +64,7 @@ def test_the_workflow_gives_the_action_what_it_takes(hub, project, environment, 
         "out": str(tmp_path / "out"), "install": "false",
         "verify-args": inputs["verify-args"].replace("release/gates.yaml", str(gates)),
     }  # fmt: skip
-    run = Runner(ROOT, tmp_path / "runner", environment).run(inputs)
+    run = runner.run(inputs)
     assert not run.failed, run.log
     assert run.outputs["revision"] == "refs/pr/1"
     assert INDEX in hub.files(REPO, "refs/pr/1") and INDEX not in hub.files(REPO)
@@ -77,13 +77,15 @@ class GitlabJob:
     """A job's scripts as GitLab's shell executor runs them: before_script and script in one shell,
     after_script in another, whatever came of the first."""
 
-    def __init__(self, environment: dict[str, str], project: Path, out: Path) -> None:
+    def __init__(
+        self, environment: dict[str, str], project: Path, out: Path, numba_cache: Path
+    ) -> None:
         text = (ROOT / "examples" / "gitlab-ci.yml").read_text("utf-8")
         self.job = yaml.safe_load(text)["publish-checkpoint"]
         self.project = project
         self.environment = {
             **environment, "SOURCE": SOURCE, "REPO": REPO, "OUT": str(out), "LANG": "C.UTF-8",
-            "NUMBA_CACHE_DIR": str(project / "numba"),
+            "NUMBA_CACHE_DIR": str(numba_cache),
         }  # fmt: skip
 
     def run(self, *lines: str) -> subprocess.CompletedProcess[str]:
@@ -101,8 +103,9 @@ class GitlabJob:
 
 
 @pytest.fixture
-def job(environment, hub, project, tmp_path):
-    return GitlabJob({**environment, "HF_TOKEN": hub.token}, project, tmp_path / "out")
+def job(environment, hub, project, tmp_path, numba_cache):
+    variables = {**environment, "HF_TOKEN": hub.token}
+    return GitlabJob(variables, project, tmp_path / "out", numba_cache)
 
 
 def test_gitlab_publishes(job, hub, project):
