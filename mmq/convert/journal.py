@@ -169,8 +169,9 @@ class Journal:
 
     def unlock(self) -> None:
         if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+            # forgotten first: a signal may be raised in between
+            lock, self._lock = self._lock, -1
+            os.close(lock)
 
     def read_fingerprint(self) -> dict[str, Any]:
         """The fingerprint of the unfinished run.

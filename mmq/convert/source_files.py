@@ -195,8 +195,11 @@ class FolderLock:
             ) from None  # fmt: skip
 
     def close(self) -> None:
-        self.path.unlink(missing_ok=True)
-        os.close(self._fd)
+        if self._fd >= 0:
+            # forgotten first: a signal may be raised in between
+            fd, self._fd = self._fd, -1
+            self.path.unlink(missing_ok=True)
+            os.close(fd)
 
 
 def free_bytes(folder: Path) -> int:

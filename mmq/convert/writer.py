@@ -80,8 +80,7 @@ class AtomicFile:
             # an orphan of a killed run may still hold it for a moment
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
             raise RefusedError(
                 "locked",
                 f"another process is writing {self.partial.name}",
@@ -120,8 +119,7 @@ class AtomicFile:
             if self._mode is not None:
                 os.fchmod(self._fd, self._mode)
             self.partial.replace(self.path)
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
             sync_folder(self.path.parent)
         except OSError as error:
             raise disk_error(error, self.path, self._expected) from error
@@ -138,10 +136,16 @@ class AtomicFile:
             self._discard()
 
     def _discard(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self.partial.unlink(missing_ok=True)
+        try:
+            if self._fd >= 0:
+                self._close()
+        finally:
+            self.partial.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        # forgotten first: a signal raised between the two must not let it be closed once more
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
 
 def write_file(path: Path, data: Buffer) -> FileRecord:

@@ -249,3 +249,24 @@ def test_norms_as_f32_are_read_as_such(convert):
         convert(source).tensors[f"{layer(1)}self_attn.k_proj.k_scale"]
         == (convert(good(), "--overwrite").tensors[f"{layer(1)}self_attn.k_proj.k_scale"])
     )
+
+
+@pytest.mark.parametrize("closes", ["commit", "discard"])
+def test_a_signal_as_a_file_is_closed_closes_it_once(tmp_path, monkeypatch, closes):
+    """Raised after the descriptor is gone: a second close would hit somebody else's, or fail."""
+    real, closed = os.close, []
+
+    def close(fd):
+        real(fd)
+        closed.append(fd)
+        if len(closed) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), AtomicFile(tmp_path / "x") as file:
+        file.write(b"1")
+        monkeypatch.setattr(os, "close", close)
+        if closes == "commit":
+            file.commit()
+    monkeypatch.undo()
+    assert len(closed) == 1 and not (tmp_path / "x.partial").exists()
+    assert (tmp_path / "x").exists() == (closes == "commit")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from hostile import LM_HEAD, NORM, W1, good
 from m3_source import Tensor, f32, layer, linear, plain
@@ -168,8 +170,9 @@ def test_foreign_config_drifts(modelopt):
 
 
 def test_not_made_of_this_source(modelopt, tmp_path):
-    """An NVFP4 checkpoint given as its own source."""
-    judged = judge(modelopt.folder, modelopt.folder)
+    """An NVFP4 checkpoint given as the source of its like."""
+    copy = shutil.copytree(modelopt.folder, tmp_path / "copy")
+    judged = judge(modelopt.folder, copy)
     assert "already" in judged.one("plan-impossible", W1).message
     judged.one("nothing-compared", str(modelopt.folder))
 
