@@ -18,7 +18,7 @@ import click
 
 from mmq.console import Console
 from mmq.errors import IncompleteError, MachineError, MmqError, UsageError
-from mmq.mistyped import explained
+from mmq.mistyped import explained, swallowed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 #: Errors of the machine rather than of mmq: no space, quota, memory or file descriptors.
@@ -79,6 +79,7 @@ def invoke(cli: click.Group, argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     run = Run(Console())
     try:
+        _refuse_swallowed(cli, arguments)
         with _sigterm_raises(), cli.make_context("mmq", arguments.copy(), obj=run) as context:
             code = int(cli.invoke(context) or 0)
     except click.exceptions.Exit as stop:
@@ -134,7 +135,7 @@ def _usage_error(
     if "--json" in arguments:
         run.console.mode = "json"
     context = getattr(error, "ctx", None)
-    name = next((word for word in arguments if word in cli.commands), None)
+    name = _command_name(cli, arguments)
     command = context.command_path if context else f"mmq {name}" if name else "mmq"
     message, hint = error.format_message(), f"{command} --help"
     if name is not None and isinstance(error, click.UsageError):
@@ -142,6 +143,24 @@ def _usage_error(
         message, hint = explained(cli.commands[name], command, typed, message, hint)
     run.console.error(UsageError("usage", message, hint=hint))
     return error.exit_code
+
+
+def _command_name(cli: click.Group, arguments: list[str]) -> str | None:
+    return next((word for word in arguments if word in cli.commands), None)
+
+
+def _refuse_swallowed(cli: click.Group, arguments: list[str]) -> None:
+    """click takes any word for a value, the next option too; `explained` says which it was.
+
+    Raises:
+        click.UsageError: an option has another one's name for its value.
+    """
+    name = _command_name(cli, arguments)
+    if name is None:
+        return
+    typed = arguments[arguments.index(name) + 1 :]
+    if any(swallowed(cli.commands[name], typed)):
+        raise click.UsageError("an option has no value")
 
 
 def _stopped(run: Run, how: str, code: int, arguments: list[str]) -> int:

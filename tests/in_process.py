@@ -53,6 +53,14 @@ class Outcome:
         return json.loads((self.out / name).read_bytes())
 
 
+def failed(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    """(exit code, error) of a run that fails."""
+    code, events, _ = run_mmq(*arguments)
+    (error,) = [e for e in events if e["event"] == "error"]
+    assert error["exit_code"] == code
+    return code, error
+
+
 def run_mmq(*arguments: str | Path) -> tuple[int, list[dict[str, Any]], str]:
     """mmq in this process: exit code, JSON events, stderr."""
     out, err = io.StringIO(), io.StringIO()

@@ -6,20 +6,12 @@ import socket
 
 import huggingface_hub.constants as constants
 import pytest
-from in_process import run_mmq
+from in_process import failed
 from loopback_hub.hub_server import LoopbackHub
 
 from mmq.hub import retries
 
 RELEASE = "minimax-m3-mxfp8"
-
-
-def refused(*arguments):
-    """(exit code, error) of a run that fails."""
-    code, events, _ = run_mmq(*arguments)
-    (error,) = [e for e in events if e["event"] == "error"]
-    assert error["exit_code"] == code
-    return code, error
 
 
 @pytest.fixture
@@ -44,30 +36,30 @@ def here(tmp_path, monkeypatch):
 
 def test_how_far_a_path_leads(here):
     (here / "data" / "m3").mkdir(parents=True)
-    code, error = refused("inspect", here / "data" / "elsewhere" / "x")
+    code, error = failed("inspect", here / "data" / "elsewhere" / "x")
     assert (code, error["id"]) == (4, "source-not-found")
     assert (error["got"], error["hint"]) == (
         f"{here / 'data'} holds no elsewhere", f"ls {here / 'data'}",
     )  # fmt: skip
-    _, error = refused("inspect", "./dta/m3")
+    _, error = failed("inspect", "./dta/m3")
     assert (error["got"], error["hint"]) == (
         f"{here} holds no dta", f"did you mean {here / 'data'}?",
     )  # fmt: skip
     (here / "file").touch()
-    _, error = refused("inspect", here / "file" / "a" / "b")
+    _, error = failed("inspect", here / "file" / "a" / "b")
     assert error["got"] == f"{here / 'file'} is a file"
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["convert", "--dry-run"]])
 def test_the_option_at_fault_is_named(here, command):
     rest = [here / "out"] if command[0] == "convert" else []
-    code, error = refused(*command, RELEASE, *rest, "--experts-from", "nope")
+    code, error = failed(*command, RELEASE, *rest, "--experts-from", "nope")
     assert (code, error["id"]) == (4, "source-not-found")
     assert error["message"].startswith("--experts-from nope is neither a folder")
 
 
 def test_an_out_that_is_not_there_is_no_verdict(here):
-    code, error = refused("verify", "./nope/out")
+    code, error = failed("verify", "./nope/out")
     assert (code, error["id"], error["got"]) == (4, "out-not-found", f"{here} holds no nope")
 
 
@@ -85,21 +77,21 @@ def test_an_out_that_is_not_there_is_no_verdict(here):
     ],
 )
 def test_a_page_is_told_as_a_repository(here, address, hint):
-    code, error = refused("inspect", address)
+    code, error = failed("inspect", address)
     assert (code, error["id"], error["hint"]) == (4, "source-not-found", hint)
 
 
 @pytest.mark.parametrize("address", ["https://huggingface.co", "https://huggingface.co/acme",
                                      "https://huggingface.co//x"])  # fmt: skip
 def test_a_page_of_something_else(here, address):
-    code, error = refused("inspect", address)
+    code, error = failed("inspect", address)
     assert (code, error["id"]) == (4, "source-not-found")
     assert not error["hint"].startswith("write")
 
 
 def test_a_folder_with_one_slash_may_be_a_repository(here):
     (here / "t").mkdir()
-    code, error = refused("inspect", "t/OUT")
+    code, error = failed("inspect", "t/OUT")
     assert (code, error["id"]) == (5, "hub-unreachable")
     assert error["message"].startswith("there is no folder t/OUT, and the Hub could not be asked")
     port = constants.ENDPOINT.rpartition(":")[2]
@@ -119,7 +111,7 @@ def test_a_folder_with_one_slash_may_be_a_repository(here):
 )
 def test_an_endpoint_that_is_no_address(here, monkeypatch, address, hint):
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    code, error = refused("inspect", "acme/small-m3")
+    code, error = failed("inspect", "acme/small-m3")
     assert (code, error["id"], error["where"]) == (2, "hub-endpoint", "HF_ENDPOINT")
     assert error["hint"] == hint and "s3cret" not in str(error)
 
@@ -137,11 +129,11 @@ def hub(here, monkeypatch):
 def test_a_wrong_token_is_told_by_where_it_is_from(hub, here, monkeypatch):
     (here / "token").write_text("hf_wrong")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(here / "token"))
-    code, error = refused("inspect", "acme/small-m3")
+    code, error = failed("inspect", "acme/small-m3")
     assert (code, error["id"], error["hint"]) == (4, "hub-login", "hf auth login")
     assert error["message"].startswith(f"the Hub does not know the token in {here / 'token'}")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    _, error = refused("inspect", "acme/small-m3")
+    _, error = failed("inspect", "acme/small-m3")
     assert error["message"].startswith("the Hub does not know the token in HF_TOKEN")
     # hf auth login alone would change nothing: the variable wins
     assert error["hint"].startswith("correct HF_TOKEN; or unset it")
@@ -149,6 +141,6 @@ def test_a_wrong_token_is_told_by_where_it_is_from(hub, here, monkeypatch):
 
 
 def test_without_a_token_none_is_blamed(hub):
-    code, error = refused("inspect", "acme/small-m3")
+    code, error = failed("inspect", "acme/small-m3")
     assert (code, error["id"]) == (4, "hub-login")
     assert "to nobody without a valid token" in error["message"]

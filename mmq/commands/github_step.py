@@ -18,17 +18,27 @@ if TYPE_CHECKING:
 
 def tell_summary(report: Report, console: Console) -> None:
     """Append the report to the step's summary, and annotate its findings."""
-    from mmq.report.github import append_summary, summary_path, summary_text, workflow_commands
+    from mmq.report.github import summary_path, summary_text, workflow_commands
     from mmq.report.load import reports_of
+
+    if summary_path(os.environ) is not None:
+        console.annotate(workflow_commands(report.findings))
+        add_to_summary(summary_text(reports_of(report)), console)
+
+
+def add_to_summary(text: str, console: Console) -> Path | None:
+    """Append to the step's summary; where that is, None if it could not be."""
+    from mmq.report.github import append_summary, summary_path
 
     path = summary_path(os.environ)
     if path is None:
-        return
-    console.annotate(workflow_commands(report.findings))
+        return None
     try:
-        append_summary(path, summary_text(reports_of(report)))
+        append_summary(path, text)
     except OSError as error:
         console.note(f"the step summary was not written: {error.strerror or error}")
+        return None
+    return path
 
 
 def tell_outputs(console: Console, **values: object) -> None:

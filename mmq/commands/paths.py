@@ -20,18 +20,12 @@ def expanded(path: str | None) -> str | None:
 
     Raises:
         UsageError: an empty word, as an unset shell variable leaves it; it would mean the current
-            folder.  An option in a value's place, as the same without quotes leaves it.
+            folder.
     """
     if path == "":
         raise UsageError(
             "option-value", f"{_place_of('') or 'a path'} is empty: is a shell variable unset?"
         )
-    if path and path.startswith("-") and path in _options():
-        place = _place_of(path) or "a path"
-        raise UsageError(
-            "option-value", f"{place} took {path!r} as its value: is a shell variable unset?",
-            got=path, hint=f"give {place} a value, or leave it out",
-        )  # fmt: skip
     return str(Path(path).expanduser()) if path and path.startswith("~") else path
 
 
@@ -50,10 +44,3 @@ def _place_of(value: str) -> str | None:
         if value in values:
             return param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
     return None
-
-
-def _options() -> set[str]:
-    """What the command being run has for options, as typed."""
-    context = click.get_current_context(silent=True)
-    params = context.command.params if context else ()
-    return {word for param in params if isinstance(param, click.Option) for word in param.opts}

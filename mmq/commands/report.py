@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mmq.commands.completing import complete_file
+from mmq.commands.github_step import add_to_summary
 from mmq.commands.output_files import output_file
 from mmq.commands.paths import expanded
 from mmq.errors import UsageError
@@ -51,11 +51,12 @@ def report(run: Run, /, file: str, other: str | None, form: str, output: str | N
     text = _compared(found[0], found[1], form) if len(found) > 1 else _rendered(found[0], form)
     if form == "github":
         _annotate(found[-1], run.console)
-        target = _step_summary(text, target, run.console)
-    elif target is not None:
+    if target is not None:
         from mmq.convert.writer import write_file
 
         write_file(target, text.encode("utf-8", "backslashreplace"))
+    elif form == "github":
+        target = add_to_summary(text, run.console)
     if target is not None:
         run.console.note(f"{form} report in {target}")
     data = {"command": "report", "format": form, "output": target and str(target)}
@@ -148,25 +149,3 @@ def _annotate(found: Reports, console: Console) -> None:
     from mmq.report.github import workflow_commands
 
     console.annotate(workflow_commands([f for r in found.found for f in r.findings]))
-
-
-def _step_summary(text: str, target: Path | None, console: Console) -> Path | None:
-    """Append to the step's summary where there is one; else the text goes where -o says.
-
-    A summary that cannot be written is a note, as it is after `mmq verify`; stdout has the text.
-    """
-    from mmq.report.github import append_summary, summary_path
-
-    if target is not None:
-        from mmq.convert.writer import write_file
-
-        write_file(target, text.encode("utf-8", "backslashreplace"))
-        return target
-    path = summary_path(os.environ)
-    if path is not None:
-        try:
-            append_summary(path, text)
-        except OSError as error:
-            console.note(f"the step summary was not written: {error.strerror or error}")
-            return None
-    return path

@@ -20,7 +20,7 @@ from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME, STORED_KEY, VENDOR_KEY, vendor_block
 from mmq.convert.safetensors_header import unreadable
 from mmq.convert.side_files import SideFile
-from mmq.convert.source_revision import source_revision
+from mmq.convert.source_revision import recorded_source, source_revision
 from mmq.convert.stream import CHUNK_BYTES
 from mmq.convert.tasks import TensorRow
 from mmq.convert.work import SOURCE
@@ -144,9 +144,7 @@ def _hub(plan: ConversionPlan) -> dict[str, Any]:
 
 def pinned_source(out: Path, typed: str) -> str:
     """Where a finished OUT came from: `org/name@commit` for a Hub source, else as typed."""
-    hub = read_json_object(out / MANIFEST_NAME).get("hub")
-    found = hub.get(SOURCE) if isinstance(hub, dict) else None
-    return f"{found['repo']}@{found['commit']}" if isinstance(found, dict) else typed
+    return recorded_source(read_json_object(out / MANIFEST_NAME)) or typed
 
 
 def _source(plan: ConversionPlan, hashes: Mapping[str, str]) -> dict[str, Any]:

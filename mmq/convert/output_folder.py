@@ -10,22 +10,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mmq.convert.checkpoint import INDEX_NAME, read_json_object
+from mmq.convert.checkpoint import (
+    CONFIG_NAME,
+    HF_QUANT_CONFIG_NAME,
+    INDEX_NAME,
+    read_json_object,
+)
 from mmq.convert.journal import FOLDER, LOCATION, Journal, fingerprint_diff, lasting
 from mmq.convert.plan import ConversionPlan
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.side_files import SideFile
+from mmq.convert.source_revision import recorded_source
 from mmq.convert.work import IMPORTANCE, SOURCE
 from mmq.convert.writer import PARTIAL, disk_error
 from mmq.errors import BadInputError, MmqError, RefusedError, UsageError
+from mmq.report.file_names import CONVERT_REPORT, VERIFY_FOLDER, VERIFY_REPORT, VERIFY_TOKENS
 
-#: Where runs keep what they need while they last; an interrupted verification leaves its own.
-_WORK_FOLDERS = (f"{FOLDER}/", ".mmq-verify/")
-#: Reports beside the checkpoint; they speak of one run, so a new run replaces them.
-REPORT_NAMES = (
-    "mmq-convert.json", "mmq-verify.json", "mmq-verify-tokens.npy", "tensors.csv", "config.json",
-    "hf_quant_config.json",
-)  # fmt: skip
+#: Where runs keep what they need while they last.
+_WORK_FOLDERS = (f"{FOLDER}/", f"{VERIFY_FOLDER}/")
+#: Files beside the weights that speak of one run, so that a new run replaces them.
+_OF_ONE_RUN = frozenset(
+    {CONVERT_REPORT, VERIFY_REPORT, VERIFY_TOKENS, "tensors.csv", CONFIG_NAME, HF_QUANT_CONFIG_NAME}
+)
 _SHARD_NAME = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -250,11 +256,9 @@ def _differences(out: Path, fingerprint: Mapping[str, Any]) -> list[str]:
 def _origin(out: Path) -> str | None:
     """Where a finished folder came from, as its manifest or its report tell; None for neither."""
     with suppress(BadInputError):
-        hub = read_json_object(out / MANIFEST_NAME).get("hub")
-        found = hub.get(SOURCE) if isinstance(hub, dict) else None
-        if isinstance(found, dict):
-            return f"{found.get('repo')}@{found.get('commit')}"
-        source = read_json_object(out / REPORT_NAMES[0]).get("source")
+        if recorded := recorded_source(read_json_object(out / MANIFEST_NAME)):
+            return recorded
+        source = read_json_object(out / CONVERT_REPORT).get("source")
         place = source.get("location") if isinstance(source, dict) else None
         # a relative one says nothing without the folder that it was typed in
         return place if isinstance(place, str) and Path(place).is_absolute() else None
@@ -285,7 +289,7 @@ def _removable(out: Path, writes: set[str]) -> list[Path]:
     Raises:
         RefusedError: the folder holds anything else.
     """
-    ours = writes | _named_files(out) | {INDEX_NAME, MANIFEST_NAME, *REPORT_NAMES}
+    ours = writes | _named_files(out) | {INDEX_NAME, MANIFEST_NAME, *_OF_ONE_RUN}
     found: list[Path] = []
     foreign: list[str] = []
     for path in sorted(out.rglob("*")):

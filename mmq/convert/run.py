@@ -44,13 +44,11 @@ from mmq.convert.work import WorkUnit
 from mmq.convert.writer import file_sha256, json_bytes, write_file
 from mmq.errors import BadInputError, MachineError, VerdictError
 from mmq.hub.snapshot import pinned
+from mmq.report.file_names import CONVERT_REPORT, VERIFY_REPORT
 from mmq.report.findings import Finding
 
 if TYPE_CHECKING:
     from mmq.report.schema import ConvertReport
-
-REPORT_NAME = "mmq-convert.json"
-VERIFY_REPORT_NAME = "mmq-verify.json"
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def convert(
     place = find_place(settings.device)
     journal = Journal(out)
     writes = {u.filename for u in plan.units} | {s.name for s in side_files}
-    writes |= {*build_configs(plan), TABLE_NAME, MANIFEST_NAME, REPORT_NAME}
+    writes |= {*build_configs(plan), TABLE_NAME, MANIFEST_NAME, CONVERT_REPORT}
     state = prepare(
         out, journal, fingerprint(plan), writes,
         restart=settings.restart, overwrite=settings.overwrite,
@@ -99,7 +97,7 @@ def convert(
         )
         return None
     # what somebody's look at the unfinished folder found says nothing of the finished one
-    (out / VERIFY_REPORT_NAME).unlink(missing_ok=True)
+    (out / VERIFY_REPORT).unlink(missing_ok=True)
     try:
         write_pins(out, pins)
         return _run(plan, out, side_files, findings, journal, settings, place, console)
@@ -153,7 +151,7 @@ def _run(
             resumed=len(plan.units) - len(pending), peak_pss=memory.peak, place=place, spent=spent,
         )  # fmt: skip
         report = convert_report(plan, shards, files, side_files, [*findings, *met], timing)
-        write_file(out / REPORT_NAME, json_bytes(report.model_dump()))
+        write_file(out / CONVERT_REPORT, json_bytes(report.model_dump()))
         commit_index(plan, out)
         downloads.finish()
         journal.remove()

@@ -15,8 +15,10 @@ from typing import NamedTuple
 from mmq.convert.checkpoint import CONFIG_NAME, HF_QUANT_CONFIG_NAME, Checkpoint
 from mmq.convert.hub_source import side_listing
 from mmq.convert.left_out import LeftOut, left_out, left_out_notes
+from mmq.convert.relayout import MANIFEST_NAME
 from mmq.convert.safetensors_header import LFS_MAGIC, unreadable
 from mmq.errors import BadInputError
+from mmq.report.file_names import CONVERT_REPORT, VERIFY_REPORT, VERIFY_TOKENS
 from mmq.report.findings import Finding
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack")
@@ -24,8 +26,8 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h
 _LFS_MAX_BYTES = 1024
 #: Written anew, so the source's are not copied.
 _REPLACED_NAMES = frozenset(
-    {CONFIG_NAME, HF_QUANT_CONFIG_NAME, "mmq-manifest.json", "mmq-convert.json",
-     "mmq-verify.json", "mmq-verify-tokens.npy", "tensors.csv"}
+    {CONFIG_NAME, HF_QUANT_CONFIG_NAME, MANIFEST_NAME, CONVERT_REPORT, VERIFY_REPORT,
+     VERIFY_TOKENS, "tensors.csv"}
 )  # fmt: skip
 
 

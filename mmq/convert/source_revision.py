@@ -11,11 +11,12 @@ where there is no commit, the hashes of the shards (see the manifest) have to do
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mmq.convert.checkpoint import Checkpoint
+from mmq.convert.work import SOURCE
 
 #: Key of `Checkpoint.extra` under which a source opened on the Hub says what it is.
 EXTRA_KEY = "hub"
@@ -52,6 +53,13 @@ def source_revision(source: Checkpoint) -> SourceRevision:
     if commit := _downloaded_commit(root, source.shards):
         return SourceRevision("", commit)
     return _cloned(root)
+
+
+def recorded_source(manifest: Mapping[str, Any]) -> str | None:
+    """`org/name@commit` of the Hub source that a manifest tells of; None where it was elsewhere."""
+    hub = manifest.get("hub")
+    found = hub.get(SOURCE) if isinstance(hub, dict) else None
+    return f"{found.get('repo')}@{found.get('commit')}" if isinstance(found, dict) else None
 
 
 def _downloaded_commit(root: Path, shards: Iterable[str]) -> str:

@@ -11,13 +11,12 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from mmq import __version__
 from mmq.doctor.facts import Fact, first_line, load
 from mmq.doctor.libraries import remedy_for
 from mmq.errors import UsageError
-from mmq.hub.client import endpoint, is_offline
+from mmq.hub.client import endpoint, is_offline, shown_address
 from mmq.hub.token_place import LOGIN, token_place, token_remedy
 
 SECONDS = 5.0
@@ -55,7 +54,7 @@ def hub_facts(*, ask: bool) -> list[Fact]:
 def _address(ask: bool) -> tuple[Fact, bool]:
     """The Hub's address, and whether it answered."""
     try:
-        shown = _shown(endpoint())
+        shown = shown_address(endpoint())
     except UsageError as error:
         return Fact("address", False, error.message, error.hint), False
     if is_offline():
@@ -73,12 +72,6 @@ def _address(ask: bool) -> tuple[Fact, bool]:
         text = f"{shown} answers HTTP {answer.status}, as a Hub would not: a proxy, or a mirror"
         return Fact("address", False, text, _NETWORK), False
     return Fact("address", True, f"{shown} answers"), True
-
-
-def _shown(url: str) -> str:
-    """An address without the password that one may hold."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
 
 
 def _token(reached: bool) -> Fact:

@@ -121,7 +121,7 @@ def _not_listed(file: RemoteFile, error: IncompleteError) -> IncompleteError:
     parent = Path(repo).parent
     return IncompleteError(
         error.id, f"there is no folder {repo}, and the Hub could not be asked for {file.location}",
-        where=_shown(file.url), got=error.got,
+        where=shown_address(file.url), got=error.got,
         hint=f"a folder? ls {parent if parent.is_dir() else '.'}; a repository? run the same"
         " command again when the Hub answers (mmq doctor)",
     )  # fmt: skip
@@ -154,7 +154,7 @@ def read_range(file: RemoteFile, start: int, nbytes: int, stop: threading.Event)
     return data
 
 
-def _shown(url: str) -> str:
+def shown_address(url: str) -> str:
     """An address without its query, and without the password that HF_ENDPOINT may hold."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

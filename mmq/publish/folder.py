@@ -18,13 +18,14 @@ from mmq.convert.left_out import left_out
 from mmq.convert.relayout import MANIFEST_NAME
 from mmq.errors import BadInputError
 from mmq.report.escape import shortened
-from mmq.report.load import REPORT_NAMES, read_report
+from mmq.report.file_names import CONVERT_REPORT, VERIFY_REPORT
+from mmq.report.load import read_report
 from mmq.report.schema import ConvertReport, VerifyReport
 
 CARD_NAME = "README.md"
 #: Options that may name a file or a checkpoint.
 _FILE_OPTIONS = ("kv_scales", "input_scales", "importance", "experts_from")
-CONVERT_NAME, VERIFY_NAME = REPORT_NAMES["convert"], REPORT_NAMES["verify"]
+CONVERT_NAME, VERIFY_NAME = CONVERT_REPORT, VERIFY_REPORT
 
 
 @dataclass(frozen=True)

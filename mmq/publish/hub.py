@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,13 +23,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from mmq import __version__
 from mmq.console import Console
 from mmq.errors import IncompleteError, MachineError, MmqError
+from mmq.hub.client import endpoint
 from mmq.publish.hub_errors import AGAIN, RETRIED, HubAbsentError, asked_wait, failure
 
 if TYPE_CHECKING:
     import httpx2
     from huggingface_hub import CommitOperationAdd, HfApi, ModelInfo
 
-DEFAULT_ENDPOINT = "https://huggingface.co"
 MAIN = "main"
 #: Tries of one call, seconds before the second one (doubled each time), and what a wait may last.
 TRIES, FIRST_WAIT, LONGEST_WAIT = 6, 1.0, 600.0
@@ -73,20 +72,16 @@ class RepoState(NamedTuple):
 class Hub:
     """One repository of one Hub.
 
-    Args:
-        endpoint: address; HF_ENDPOINT, else the public Hub.
-        token: None for the stored one or HF_TOKEN.
+    Address and token are huggingface_hub's, with its environment variables.
     """
 
-    def __init__(
-        self, repo: str, console: Console, *, endpoint: str | None = None, token: str | None = None
-    ) -> None:
+    def __init__(self, repo: str, console: Console) -> None:
         from huggingface_hub import HfApi, get_token
 
         self.repo = repo
-        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+        self.endpoint = endpoint()
         self._console = console
-        self.token = token or get_token()
+        self.token = get_token()
         if self.token:
             console.hide(self.token)
         self._factory: Callable[[], httpx2.Client] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -110,12 +111,5 @@ def _recipe(facts: CardFacts) -> str:
 def _parameters(module: Module) -> int:
     """Values of a module; scales are not among them."""
     if not module.is_quantised:
-        return sum(_count(t.shape) for t in module.tensors.values())
-    return _count(module.shape)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+        return sum(math.prod(t.shape) for t in module.tensors.values())
+    return math.prod(module.shape)

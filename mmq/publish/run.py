@@ -150,9 +150,7 @@ def publish(out: Path, settings: PublishSettings, console: Console) -> Published
 
 def _goal(folder: OutputFolder, settings: PublishSettings, hub: Hub, console: Console) -> _Goal:
     """The branch, or the pull request: an open one of an earlier run, or a new one."""
-    versions = folder.manifest.get("versions")
-    version = versions.get("mmq", "") if isinstance(versions, Mapping) else ""
-    message = f"Model converted by mmq {version}".rstrip()
+    message = f"Model converted by mmq {folder.versions.get('mmq', '')}".rstrip()
     revision = settings.revision or MAIN
     state = hub.state(revision)
     # without a token nobody is known to have opened one
@@ -185,7 +183,8 @@ def _publish(
     _tell_overruled(card, settings, console)
     proposed = goal.opens_pr or is_pull_request(goal.revision)
     plan = plan_upload(items, state.files, old.removed, pr=proposed)
-    revision, diff = goal.revision, _diff(existing.text, card)
+    whose = "there" if CARD_NAME in state.files else "OUT's"
+    revision, diff = goal.revision, _diff(existing.text, card, whose)
     ready, sends = state, bool(plan.sent or plan.removed)
     private = state.private if state.exists else settings.private
     if not settings.dry_run and (sends or not state.has_revision):
@@ -275,15 +274,9 @@ def _text(data: bytes) -> str:
         ) from None
 
 
-def _diff(old: str, new: str) -> list[str]:
-    lines = difflib.unified_diff(
-        old.splitlines(),
-        new.splitlines(),
-        "README.md (there)",
-        "README.md (to be sent)",
-        lineterm="",
-    )
-    return list(lines)
+def _diff(old: str, new: str, whose: str) -> list[str]:
+    names = f"{CARD_NAME} ({whose})", f"{CARD_NAME} (to be sent)"
+    return list(difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm=""))
 
 
 def _description(folder: OutputFolder, hashes: Mapping[str, Fingerprint]) -> str:

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from mmq.errors import BadInputError
 from mmq.report.escape import shortened
+from mmq.report.file_names import CONVERT_REPORT, VERIFY_REPORT
 from mmq.report.schema import SCHEMA_VERSION, ConvertReport, VerifyReport
 
 Report = ConvertReport | VerifyReport
 
 #: Names of the reports that mmq writes, by kind; the verdict comes first.
-REPORT_NAMES = {"verify": "mmq-verify.json", "convert": "mmq-convert.json"}
+REPORT_NAMES = {"verify": VERIFY_REPORT, "convert": CONVERT_REPORT}
 _MODELS: dict[str, type[ConvertReport] | type[VerifyReport]] = {
     "convert": ConvertReport, "verify": VerifyReport,
 }  # fmt: skip

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmq.errors import UsageError
+from mmq.report.figures import plural
 from mmq.report.findings import Finding
 from mmq.report.schema import GateResult, Measure
 
@@ -191,7 +192,7 @@ def gate_findings(results: Iterable[GateResult], where: str) -> Iterable[Finding
         text = f"{result.gate} ({meaning})"
         if result.status == "inconclusive":
             count = result.more_windows
-            more = f"; {count:,} more window{'s' * (count > 1)} would decide" if count else ""
+            more = f"; {plural(count, 'more window')} would decide" if count else ""
             text += f" is within two standard errors of a limit{more}"
         else:
             text += " is beyond its limit" if result.status == "fail" else " misses its target"

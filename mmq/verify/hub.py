@@ -27,15 +27,13 @@ from mmq.errors import UsageError
 from mmq.hub.location import parse_location
 from mmq.hub.snapshot import open_snapshot
 from mmq.hub.stand_in import write_stand_in
+from mmq.report.file_names import VERIFY_FOLDER
 from mmq.report.hub_lines import short_bytes
 from mmq.verify.expectation import Expectation
 from mmq.verify.subject import Subject
 
 if TYPE_CHECKING:
     from mmq.verify.jobs import ShardJob
-
-#: Beside the report: what lies there while a run lasts.
-WORK_FOLDER = ".mmq-verify"
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class DownloadPlace:
     @property
     def default(self) -> Path:
         """Where they lie unless --download-dir says."""
-        return (self.beside or Path()).absolute() / WORK_FOLDER / "source"
+        return (self.beside or Path()).absolute() / VERIFY_FOLDER / "source"
 
     def check(self, nbytes: int) -> None:
         """Before they come.

@@ -8,10 +8,10 @@ from pathlib import Path
 from mmq.console import Console
 from mmq.convert.writer import json_bytes, write_file
 from mmq.errors import MachineError, MmqError
-from mmq.report.load import REPORT_NAMES, read_report
+from mmq.report.file_names import VERIFY_REPORT
+from mmq.report.load import read_report
 from mmq.report.schema import VerifyReport
 
-REPORT_NAME = REPORT_NAMES["verify"]
 #: Levels in the order in which they include each other.
 _LEVELS = ("structure", "weights", "logits")
 
@@ -42,7 +42,7 @@ def write_report(
     Raises:
         ReportNotWrittenError: the disk is full, or an older report cannot be replaced.
     """
-    target = path or (root / REPORT_NAME if root is not None and root.is_dir() else None)
+    target = path or (root / VERIFY_REPORT if root is not None and root.is_dir() else None)
     if target is None:
         return
     if path is None and (kept := _more(target, report)):

@@ -17,6 +17,7 @@ from mmq.convert.journal import refuse_unfinished
 from mmq.convert.source_revision import source_revision
 from mmq.errors import UsageError
 from mmq.quantize.version import NUMERICS_VERSION
+from mmq.report.file_names import VERIFY_REPORT
 from mmq.report.findings import Finding
 from mmq.report.schema import (
     Endpoint,
@@ -33,7 +34,7 @@ from mmq.verify.gates import Gate, gate_findings, judge, read_gates
 from mmq.verify.hub import DownloadPlace, local_locations, needs_report_path
 from mmq.verify.log import Level, LevelLog, Status, worst
 from mmq.verify.logits.settings import LogitsSettings
-from mmq.verify.report_file import REPORT_NAME, write_report
+from mmq.verify.report_file import write_report
 from mmq.verify.structure import check_structure
 from mmq.verify.subject import Subject, open_subject, refuse_same
 
@@ -94,7 +95,7 @@ def verify(
         judged.figures,
     )  # fmt: skip
     if remote and report_path is None:
-        console.note(f"{REPORT_NAME} was not written: OUT is on the Hub; use -o FILE")
+        console.note(f"{VERIFY_REPORT} was not written: OUT is on the Hub; use -o FILE")
     else:
         write_report(report, judged.subject.root, report_path, console)
     return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from in_process import run_mmq
+from in_process import failed, run_mmq
 from m3_source import hashes
 
 from mmq.convert import source_files
@@ -21,9 +21,7 @@ def error_of(events):
 
 def refused(*arguments):
     """(exit code, error id, error) of a run that fails."""
-    code, events, _ = run_mmq(*arguments)
-    error = error_of(events)
-    assert error["exit_code"] == code
+    code, error = failed(*arguments)
     return code, error["id"], error
 
 

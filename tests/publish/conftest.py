@@ -28,6 +28,8 @@ def hub(monkeypatch, waits) -> Iterator[LoopbackHub]:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        # read as huggingface_hub is imported; changed there, its addresses would not fit together
+        monkeypatch.setattr("mmq.publish.hub.endpoint", lambda: server.endpoint)
         yield server
 
 

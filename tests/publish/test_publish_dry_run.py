@@ -31,6 +31,14 @@ def test_it_says_what_the_real_run_then_does(publish, hub):
     assert done["dry_run"] is False
 
 
+def test_it_says_whose_card_it_changes(publish, hub):
+    (said,) = publish("--dry-run").of("result")
+    assert said["card_diff"][0] == "--- README.md (OUT's)"
+    hub.add("org/model-NVFP4", {"README.md": b"---\nlicense: other\n---\n# Theirs\n"})
+    (said,) = publish("--dry-run").of("result")
+    assert said["card_diff"][0] == "--- README.md (there)"
+
+
 def test_it_knows_what_is_there(publish, hub):
     publish()
     said = publish("--dry-run").of("result")[0]

@@ -91,7 +91,7 @@ def test_a_cut_connection_is_taken_up_again(publish, output, hub, where):
 
 
 def test_an_unreachable_hub(publish, hub, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("mmq.publish.hub.endpoint", lambda: "http://127.0.0.1:9")
     outcome = publish()
     assert (outcome.code, outcome.error["id"]) == (5, "publish-unreachable")
 

@@ -10,6 +10,7 @@ import pytest
 from sent_files import COMMIT, PUT, REPO
 
 from mmq.console import Console
+from mmq.errors import UsageError
 from mmq.publish import hub as hub_module
 from mmq.publish.hub import Hub
 from mmq.publish.upload_plan import made, plan_upload
@@ -155,3 +156,10 @@ def test_through_xet_files_go_one_by_one(publish, hub, monkeypatch):
     hub.store.repos.clear()
     assert publish().code == 0
     assert len(calls) == 1
+
+
+def test_an_address_without_its_scheme_is_usage(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "127.0.0.1:42")
+    with pytest.raises(UsageError) as caught:
+        Hub(REPO, Console("quiet"))
+    assert caught.value.id == "hub-endpoint"

@@ -18,6 +18,7 @@ from mmq.convert.device import find_place
 from mmq.convert.modules import group_modules
 from mmq.convert.writer import write_file
 from mmq.errors import BadInputError, MmqError
+from mmq.report.file_names import VERIFY_FOLDER, VERIFY_TOKENS
 from mmq.report.schema import ArmFigures, LogitsReport, Measure
 from mmq.verify.expectation import Expectation
 from mmq.verify.gates import Gate, gate_findings, judge
@@ -40,7 +41,6 @@ from mmq.verify.subject import Subject, as_finding
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Name of the token ids beside the report.
-TOKENS_NAME = "mmq-verify-tokens.npy"
 
 
 def check_logits(
@@ -133,7 +133,7 @@ class _Run:
             f" {len(self._arms)} forwards ({', '.join(a.name for a in self._arms)});"
             f" {self._estimate.text}"
         )
-        work = self._settings.work or self._folder / ".mmq-verify"
+        work = self._settings.work or self._folder / VERIFY_FOLDER
         states = HiddenStates(
             work, self._arms, self._tokens.count, self._config.hidden, self._fingerprint
         )
@@ -230,11 +230,11 @@ class _Run:
         buffer = io.BytesIO()
         np.save(buffer, self._tokens.rows(), allow_pickle=False)
         try:
-            write_file(self._folder / TOKENS_NAME, buffer.getvalue())
+            write_file(self._folder / VERIFY_TOKENS, buffer.getvalue())
         except (OSError, MmqError) as error:
-            self._console.note(f"{TOKENS_NAME} was not written: {error}")
+            self._console.note(f"{VERIFY_TOKENS} was not written: {error}")
             return None
-        return TOKENS_NAME
+        return VERIFY_TOKENS
 
 
 def _operations(device: str) -> Operations:
